@@ -1,3 +1,3 @@
-"""Metrics of samples, one registry entry each; the time, memory and energy of a sample."""
+"""Metrics: one registry entry each, computed from samples; the meter of time, memory and energy."""
 
 from ouroboros.bench.metrics.metrics import METRICS as METRICS

@@ -1,7 +1,7 @@
 """Values with 95 % CIs over prompts: speedups, amounts per token, scores.
 
-Prompts are the sampling unit: all repeats of a prompt, by baseline and decoder, are resampled
-together. Seeds are fixed, so the same samples give the same interval.
+Prompts are the sampling unit: a bootstrap resamples a prompt with all its repeats, of both the
+baseline and the decoder. Seeds are fixed, so the same samples give the same interval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.stats import binomtest, bootstrap, gmean
 
 RESAMPLES = 2000
 FEWEST_PROMPTS = 8
-"""With fewer prompts an interval is shown, but no verdict: a bootstrap of so few is too narrow."""
+"""With fewer prompts an interval is shown, but no verdict: the bootstrap would be too narrow."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Interval:
     prompts: int | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """Return the value with its interval, unless both ends are equal.
+        """Return the value as text, with its interval unless both ends are equal.
 
         >>> Interval(2.667, 1.96, 3.4).text(unit="x")
         '2.67x [1.96, 3.40]'
@@ -50,10 +50,11 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
 ) -> np.ndarray:
-    """Return each prompt's sums [4, prompts]: `amount` and `per` of the baseline and the decoder.
+    """Return each prompt's sums [4, prompts]: `amount` and `per` of the baseline, then of the
+    decoder.
 
     Only repeats that both finished, with all four values known and not 0, are summed; with `equal`,
-    only those with the same tokens.
+    only those in which both have the same tokens.
     """
     names = [amount, per, "new_tokens"]
     pairs = baseline[names].add_suffix("_base").join(samples[names], how="inner")
@@ -86,8 +87,8 @@ def speedup(
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
-    """Return the summed amount / summed tokens, with a bootstrap over prompts; None if an amount is
-    unknown."""
+    """Return the summed amount / summed tokens, with a bootstrap interval over prompts; None if an
+    amount is unknown."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
     known = len(sums) and samples[amount].notna().all()
@@ -101,14 +102,15 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def per_token(*sums, axis=-1):
-    """Return amount / tokens from sums over prompts; from `paired` sums the ratio of the baseline's
-    to the decoder's. With `axis=()` by prompt."""
+    """Return amount / tokens from sums by prompt, or from `paired` sums the baseline's amount /
+    tokens divided by the decoder's. `axis=()` gives a value per prompt."""
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens
 
 
 def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
-    """Return a statistic of rows with a value per prompt, with a bootstrap over prompts."""
+    """Return a statistic with a bootstrap interval over prompts; `data` rows have a value per
+    prompt."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:

@@ -1,4 +1,4 @@
-"""Seconds, peak device memory and energy of one sample."""
+"""Measure seconds, peak device memory and energy of one sample."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Meter:
 
     def stop(self) -> dict:
         """Wait for the GPUs; return `wall_s`, `peak_bytes` and `energy_j` since `start`. The last
-        two are sums over GPUs; on a CPU they are None, since peaks are known per process only."""
+        two are sums over GPUs; on a CPU they are None, because a peak is known per process only."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started

@@ -1,14 +1,14 @@
-"""Every metric, one entry each. To add one, add an entry to `METRICS`; tables, files and the
-glossary's section on metrics are made from it.
+"""All metrics, one entry of `METRICS` each. Tables, files and the glossary are made from it.
 
 Terms: a *step* is one iteration of the loop, with one target call; *accepted* excludes the bonus
-token and *new* includes it. A formula's parameter names say what it needs, for one decoder:
+token and *new* includes it. The formula of a metric is computed for one decoder; its parameter
+names say what it needs:
 
-    samples     its completions, a `sample_frame`      steps   their steps, a `step_frame`
-    greedy      greedy's completions                   failed  its failed samples
-    ouroboros   Ouroboros' completions                 trees   `tree_metrics` of its draft trees
-    hf_greedy   those of transformers' greedy          audit   the audit's verdict
-    in_law      whether it preserves the distribution only, not the tokens
+    samples     the decoder's completions, a `sample_frame`    steps   their steps, a `step_frame`
+    greedy      greedy's completions                           failed  its failed samples
+    ouroboros   Ouroboros' completions                         trees   `tree_metrics` of its trees
+    hf_greedy   completions of transformers' greedy            audit   the audit's verdict
+    in_law      whether the decoder preserves the distribution only, not the tokens
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
 if there is nothing to count.
@@ -39,13 +39,13 @@ from ouroboros.costs import CostModel
 Frame = pd.DataFrame
 REAL_TEXT = (0.09, 0.15)
 """Repetition rates of real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna-7B on
-Spec-Bench 13 %, a 33B code model on HumanEval 14 %. Text that repeats itself more flatters every
-decoder that drafts from the text."""
+Spec-Bench 13 %, a 33B code model on HumanEval 14 %. More repetitive text flatters every decoder
+that drafts from the text."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: `name` in files, `heading` (at most three words) in tables, its definition.
+    """One metric: its `name` in files, `heading` (at most three words) in tables, and definition.
 
     `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
     `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
@@ -169,7 +169,7 @@ def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
 
 
 def user_throughput(samples: Frame) -> float | None:
-    """Return tokens per second that a sequence of a batch took; None outside batches."""
+    """Return tokens per second of a single sequence in a batch; None outside batches."""
     batched = samples.query("batch_size > 1")
     return ratio(batched.tokens, batched.latency_s)
 
@@ -182,13 +182,13 @@ def pace(samples: Frame) -> pd.Series:
 
 def phase_shares(steps: Frame) -> pd.Series:
     """Return the shares of step time spent in the draft, in the target and on the host: `draft_s`,
-    `verify_s`, `host_s`. Steps without scored nodes (of other engines) do not count."""
+    `verify_s`, `host_s`. Leaves out steps without scored nodes (those of other engines)."""
     seconds = steps.loc[steps.scored > 0, ["draft_s", "verify_s", "host_s"]].sum()
     return seconds / seconds.sum()
 
 
 def recorded(steps: Frame) -> Frame:
-    """Return the steps if all have counts of forward passes, else no steps."""
+    """Return the steps if forward passes were counted in all of them, else no steps."""
     return steps if (steps.target_forwards > 0).all() else steps.iloc[:0]
 
 
@@ -264,7 +264,7 @@ METRICS = Registry(
            "both at the same batch size.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup", over_greedy("predicted_s"),
-           "Speedup over greedy by the run's costs; a fit if the same run measured these.",
+           "Speedup over greedy predicted with costs; a fit if the same run measured these costs.",
            priced=True, tables="default speed headline comparison groups", by_group=True,
            instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
@@ -285,7 +285,7 @@ METRICS = Registry(
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "Ouroboros' lead", over_ouroboros(),
-           "The decoder's seconds per token / Ouroboros'; above 1 Ouroboros is faster.",
+           "The decoder's seconds per token / Ouroboros'; above 1, Ouroboros is faster.",
            timed=True, tables="default lead headline comparison", **LEAD),
     Metric("predicted_vs_ouroboros", "Ouroboros' predicted lead", over_ouroboros("predicted_s"),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
@@ -328,9 +328,9 @@ METRICS = Registry(
            "99th percentile over completions of the time per token after the first step.",
            **PERCENTILE),
     Metric("e2e_latency_s", "E2E (s)", lambda samples: samples.latency_s.mean(),
-           "Seconds from the call to the last token of a completion, prefill included.",
+           "Mean seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
-    Metric("latency_speedup_vs_hf", "vs transformers",
+    Metric("latency_speedup_vs_hf", "over transformers",
            lambda samples, hf_greedy, in_law: speedup(hf_greedy, samples, equal=not in_law),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
@@ -365,7 +365,7 @@ METRICS = Registry(
            "New tokens / target calls; the prefill is part of the first call.",
            unit="tokens/call", better="higher", tables="counts"),
     Metric("cost_per_token", "cost/token", lambda samples: intervals.pooled(samples, "cost"),
-           "Time of all calls per new token at the run's costs, in target calls of one node.",
+           "Predicted time of all calls per new token, in target calls of one node.",
            priced=True, interval=True,
            **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
     Metric("calls_per_token", "calls/token", lambda samples: intervals.pooled(samples, "calls"),
@@ -392,7 +392,7 @@ METRICS = Registry(
            unit="nodes/call", digits=1, tables="counts"),
     Metric("draft_acceptance_rate", "draft accepted",
            lambda steps: ratio(steps.accepted, steps.drafted),
-           "Accepted / drafted tokens; a step's drafted tokens are those of its deepest branch.",
+           "Accepted / drafted tokens; of a tree, only the deepest branch counts as drafted.",
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
            "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM).",
@@ -411,7 +411,7 @@ METRICS = Registry(
     Metric("tokens_by_source", "tokens by source",
            lambda steps: dict(
                Counter(x or "unknown" for own in steps.sources for x in own).most_common()),
-           "New tokens by who proposed them; corrections and bonus tokens are the target's.",
+           "New tokens by their source; corrections and bonus tokens are the target's.",
            pooled="sum", scalar=False),
 
     # Is it lossless, and what the text is like
@@ -423,8 +423,8 @@ METRICS = Registry(
            "Completions whose tokens differ from greedy's for the same prompt and repeat.",
            pooled="count", better="lower", digits=0, tables="speed headline"),
     Metric("verdict", "verdict", lambda audit: audit,
-           "The audit of unequal completions: identical, ties (rounding explains them), BUG, or in "
-           "law (rejection sampling keeps the distribution only); greedy is the reference.",
+           "The audit's verdicts: identical, tie (explained by rounding), BUG, in law (rejection "
+           "sampling preserves only the distribution), reference (greedy itself).",
            pooled="count", scalar=False, tables="default speed headline"),
 
     # Proposed trees, where they were recorded

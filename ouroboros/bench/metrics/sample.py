@@ -1,6 +1,6 @@
-"""One measured completion: the run loop writes it, and reports read nothing else.
+"""One measured completion. The run loop writes samples, and reports read nothing else.
 
-`sample_frame` and `step_frame` turn completions into tables, from which all metrics are computed.
+`sample_frame` and `step_frame` turn samples into tables, from which all metrics are computed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ouroboros.trace import StepRecord
 PLAIN, METHOD = "greedy", "ouroboros"
 """The decoders that others are compared with, by their names in a run."""
 COST_RATIO = 0.176
-"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
-over Yi-34B's, the published pair."""
+"""Default cost of a draft call in target calls, for runs that do not record it: the ratio of the
+weights' bytes of the published pair, Yi-6B and Yi-34B."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """One prompt, decoded once by one decoder.
 
-    `order` is the decoder's place in this prompt's round (0 went first). `wall_s` runs from the
-    call to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
+    `order` is the decoder's turn on this prompt (0 went first). `wall_s` is the time from the call
+    to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
     `ttft_s`, `peak_bytes` (device memory) and `energy_j` (of the GPUs) are None if unknown. A
     failed sample has a reason in `error` and no tokens. `group` is the prompt's category or "".
 
@@ -63,7 +63,7 @@ class Sample:
         return self.example, self.decoder, self.repeat
 
     def to_dict(self) -> dict:
-        """Return plain JSON values, with a derived acceptance record; `from_dict` restores them."""
+        """Return plain JSON values that `from_dict` accepts, plus an `acceptance_record`."""
         return {**asdict(self), "speculative_decoding": acceptance_record(self.steps)}
 
     @classmethod
@@ -90,11 +90,15 @@ def sample_frame(
     """Return a row per completion, indexed by example, repeat and batch size, so that completions
     of different batch sizes are never paired.
 
-    Columns beside a sample's fields: `tokens`; `decode_s` and `decode_tokens`, after the first step
-    (NaN and 0 if its time is unknown); `latency_s`, the time that its user waits, as `ttft_s` is
-    here (`wall_s` and `decode_s` are shares of a batch's time); `calls`, target calls +
-    `draft_cost` x draft calls, counted in forward passes if recorded; `predicted_s` and `cost` (in
-    target calls of one node) from `costs`, NaN in all rows if the costs do not cover every sample.
+    Columns in addition to the sample's fields:
+
+    - `tokens`; `decode_s` and `decode_tokens`: after the first step (NaN and 0 if its time is
+      unknown)
+    - `latency_s`: the time that a user waits; `ttft_s` too is a user's time here, whereas `wall_s`
+      and `decode_s` are shares of a batch's time
+    - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
+    - `predicted_s` and `cost` (in target calls of one node): from `costs`; NaN in all rows if the
+      costs do not cover every sample
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
@@ -121,7 +125,8 @@ def sample_frame(
 
 
 def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
-    """Return a row per step: fields, `decoder`, `number` in the completion and seconds `s`."""
+    """Return a row per step: its fields, `decoder`, its `number` in the completion, and its
+    seconds, `s`."""
     rows = [
         {"decoder": sample.decoder, "number": number, "s": step_s(step), **vars(step)}
         for sample in samples
@@ -137,8 +142,9 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
     (`metrics.speculative_decoding` of its responses, as vLLM's page "Per-Request Acceptance
     Metrics" defines them); None if no step had a draft.
 
-    Only steps with a draft count. A step's draft tokens are its deepest branch; index k of a
-    histogram counts the steps that accepted k of them. `num_spec_tokens` is the longest draft.
+    Steps without a draft are left out. A step's draft tokens are those of its deepest branch; index
+    k of a histogram counts the steps that accepted k of them. `num_spec_tokens` is the longest
+    draft.
 
     >>> steps = [StepRecord(2, 3, 2, 3, 1, (), 0, 0, 0), StepRecord(4, 5, 0, 1, 1, (), 0, 0, 0)]
     >>> acceptance_record(steps)["acceptance_histogram_by_draft_length"]
@@ -169,5 +175,5 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
 
 
 def step_s(step: StepRecord) -> float:
-    """Return a step's seconds, in both models and on the host."""
+    """Return a step's seconds, in both models and on the host together."""
     return step.draft_s + step.verify_s + step.host_s

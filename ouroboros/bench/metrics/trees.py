@@ -43,9 +43,9 @@ class ProposedTree(NamedTuple):
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
 
-    `nodes`, `depth` and `leaves` are means over steps, excluding the root; `sizes` and `depths`
-    count steps. For each source: the numbers of tokens `proposed`, `judged` (parent accepted) and
-    `right`, and the mean estimated probability of judged ones, `thought`.
+    `nodes`, `depth` and `leaves` are means over steps, without the root; `sizes` and `depths` count
+    steps. For each source: how many nodes were `proposed`, how many of these had an accepted parent
+    (`judged`), how many of those were `right`, and their mean estimated probability, `thought`.
     """
     if not steps:
         return None
@@ -82,9 +82,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
-    Returns the mean log loss (natural logarithms) and that of always estimating the mean, the Brier
-    score (mean squared error), and `reliability`: for each non-empty one of `BINS` equal bins, the
-    mean estimate and the share that came true.
+    Returns the mean log loss (natural logarithms), the log loss of a constant estimate (the mean),
+    the Brier score (mean squared error), and `reliability`: for each non-empty one of `BINS` equal
+    bins, the mean estimate `thought` and the share of right outcomes, `came`.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["brier"], 4), [row["came"] for row in found["reliability"]]

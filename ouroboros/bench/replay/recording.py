@@ -1,7 +1,8 @@
-"""Recorded runs: a target's prompts and continuations, enough to replay drafters without it.
+"""Recorded runs: a target's prompts and continuations, enough to replay drafters without the
+target.
 
-`read_recording` reads a results folder, or JSONL of texts from any engine. Without a recorded
-limit, length or context is unlimited.
+`read_recording` reads a results folder, or JSONL of texts from any engine. Length and context are
+unlimited if no limits were recorded.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.engine.model import CachedModel
 
 PromptOf = Callable[[str, int], Sequence[int]]
-"""(example id, repeat) -> the token ids of its prompt."""
+"""A function (example id, repeat) -> the token ids of the prompt."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" if the
-    text just ends; `predictions` are the target's off the text; `group` is the category."""
+    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" if no rule
+    ended the text. `predictions` has the target's predictions after tokens that are not in the
+    text. `group` is the prompt's category."""
 
     example: str
     prompt: tuple[int, ...]
@@ -42,7 +44,7 @@ class RecordedRun:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and continuation."""
+        """The prompt and the continuation."""
         return (*self.prompt, *self.new_tokens)
 
 
@@ -50,8 +52,8 @@ class RecordedRun:
 class RecordedRuns:
     """Runs of one target with the same settings.
 
-    `max_new` None: each run's own length. `dtype` is the torch name of the models' dtype, None if
-    unknown.
+    `max_new` None: each run has its recorded length. `dtype` is the models' dtype by torch's name,
+    None if unknown.
     """
 
     runs: Sequence[RecordedRun]
@@ -63,7 +65,8 @@ class RecordedRuns:
     dtype: str | None = None
 
     def target(self, tokenizer=None) -> ScriptedModel:
-        """Return a target that computes nothing, with the recording's context and vocabulary."""
+        """Return a target with the recording's context length and vocabulary that computes
+        nothing."""
         return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
@@ -81,14 +84,14 @@ def read_recording(
     prompt_of: PromptOf | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
-    """Return the recorded runs (the first `limit`) by decoder; runs of a file are greedy's.
+    """Return the recorded runs (the first `limit`) by decoder; runs from a file belong to "greedy".
 
-    A results folder stores no prompts: they come from `prompt_of`, else `task`, else the run's
-    task. A JSONL line has "prompt" and "completion", and optionally "id" and "category"; "turns", a
-    list of such pairs, is a conversation, and each turn's number becomes its run's `repeat`. Text
-    is tokenized again, prompts with special tokens, completions without.
+    A results folder stores no prompts: they come from `prompt_of`, else from `task`, else from the
+    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category"; or
+    "turns", a list of such pairs, for a conversation, whose turn numbers become the `repeat` of the
+    runs. Text is tokenized again, prompts with special tokens, completions without.
 
-    Raises `ValueError` for anything else, naming the line, and for prompts or a tokenizer that
+    Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
     differ from the recorded ones.
     """
     path = Path(path)
@@ -101,7 +104,7 @@ def read_recording(
 
 
 def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> RecordedRuns:
-    """Return the runs of a decoder, else greedy's, else the first decoder's."""
+    """Return the runs of a decoder; if it has none, those of greedy, or of the first decoder."""
     return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 
@@ -155,7 +158,7 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
     limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
     found = {}
     for name, own in runs.items():
-        ends = {r.new_tokens[-1] for r in own if r.finish == "eos"}  # where no ids were recorded
+        ends = {r.new_tokens[-1] for r in own if r.finish == "eos"}  # if no ids were recorded
         eos = frozenset(model.get("eos", ends))
         found[name] = RecordedRuns(own, sampling, *limits, eos, model.get("dtype"))
     return found

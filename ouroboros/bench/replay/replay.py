@@ -1,10 +1,10 @@
-"""Replay drafters on recorded runs: a live run's counts, without its target or its hardware.
+"""Replay drafters on recorded runs: get a live run's counts without its target or its hardware.
 
-The loop is `ouroboros.decode.stream` itself; its target computes nothing and looks its choices up.
-Invariant: with the recorded settings and dtype, a replay proposes, accepts and counts the same as
-the live run in every step, if the draft model computes the same here (in bfloat16, near ties may
-differ between devices). A drafter that reads an unrecorded prediction gets an error, unless
-`OffTextRates` simulate it.
+The loop is `ouroboros.decode.stream` itself, with a target that computes nothing and looks up its
+tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
+proposes, accepts and counts the same as the live run, if the draft model computes the same here (in
+bfloat16, near ties may differ between devices). A drafter that reads an unrecorded prediction gets
+an error, unless `OffTextRates` simulate predictions.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-FULL = 2  # runs for each place of a batch
+FULL = 2  # runs per sequence of a batch, at least
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How often a prediction off the recorded text equals the text's token at that position: after
-    a right node, whose token (not its path) equals the text's at its position, and after others."""
+    """How often a prediction after a token that is not in the recorded text is right all the same,
+    that is, equals the text's token at its position: `after_right` if the node's own token equals
+    the text's token at its position (although its path differs), and `after_wrong` otherwise."""
 
     after_right: float
     after_wrong: float
 
     @property
     def title(self) -> str:
-        """A note on what is simulated, for titles of measurements."""
+        """A note for the titles of measurements: which predictions are simulated."""
         shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
         return f"predictions off the text simulated (right: {shares})"
 
     @classmethod
     def given(cls, shares: object) -> OffTextRates | None:
-        """Return rates from two shares; None for None. Raises `ValueError` for anything else."""
+        """Return the rates for two shares, None for None. Raises `ValueError` for anything else."""
         try:
             return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
@@ -62,7 +63,8 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Return the rates in recorded predictions; None if either kind of node is missing."""
+        """Count the rates in recorded predictions; return None if either kind of node is
+        missing."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens
@@ -75,8 +77,9 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Return a simulated prediction off the text or past its end: the text's token at this
-        position with the node's rate, else a random one of its tokens; deterministic."""
+        """Simulate the prediction after a token that is not in the text or is beyond its end: the
+        text's token at this position with the node's rate, else a random token of the text.
+        Deterministic."""
         along, off = place
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
@@ -92,8 +95,8 @@ lookahead and Ouroboros at small and large windows."""
 
 
 class RecordedChoice(TokenSelector):
-    """Look up the token after each node in the recorded text, then in recorded predictions, then
-    simulate it with `rates`, else `UNKNOWN`."""
+    """Selector that looks up the token after each node in the recorded text, then in recorded
+    predictions; if it is in neither, simulates it with `rates` or returns `UNKNOWN`."""
 
     def __init__(self, run: RecordedRun, rates: OffTextRates | None = None) -> None:
         self.text, self.predictions, self.rates = run.tokens, dict(run.predictions), rates
@@ -111,7 +114,7 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """The predictions of a step that a drafter observes; reading an unknown one is an error."""
+    """The predictions of a step, as a drafter observes them; reading an unknown one is an error."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -134,10 +137,9 @@ class Predictions(Sequence[int]):
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
-    """Raise `ValueError` for a decoder that cannot be replayed on these runs.
-
-    These are other engines, decoders that read the target's probabilities or ranks or draft in
-    another dtype, and, without `rates`, decoders that learn from unrecorded predictions.
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs: a decoder of another
+    engine, one that reads the target's probabilities or ranks, one that drafts in another dtype
+    and, without `rates`, one that learns from unrecorded predictions.
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -212,7 +214,7 @@ def begun(
 
 
 def at_recorded_end(own: Decoding, run: RecordedRun) -> bool:
-    """End a decoding that has reached the end of its recorded run; return whether it has ended."""
+    """End a decoding if it has reached the end of its recorded run; return whether it has ended."""
     own.left = 0 if len(own.trace.new_tokens) >= len(run.new_tokens) else own.left
     return own.left == 0
 
@@ -225,7 +227,7 @@ def replay_run(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> DecodeTrace:
-    """Return the trace of one run; its times are those of draft and host.
+    """Replay one run and return its trace, with the times of the draft and the host.
 
     `max_new` defaults to the recording's. Raises `ValueError` if the recorded run ends at a length
     limit before `max_new`, and as `check_drafter`.
@@ -249,11 +251,11 @@ def replay_together(
     name: str,
     rates: OffTextRates | None = None,
 ) -> list[Sample]:
-    """Return samples of all runs, decoded `size` at a time as `decode.together` does, with the
-    times that `costs` predict for the joint steps; `make` makes a drafter for each place.
+    """Replay all runs in batches of `size` with `decode.together`; return samples with the times
+    that `costs` predict for the joint steps. `make` makes a drafter for each sequence of a batch.
 
-    A run that ends makes place for the next one. Runs are repeated until there are `FULL` for each
-    place. Raises as `replay_run`, and `ValueError` where the costs have no draft.
+    When a run ends, the next one takes its place. Runs are repeated until there are at least
+    `FULL` x `size`. Raises as `replay_run`, and `ValueError` if the costs have no draft.
     """
     count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
     runs = islice(cycle(recorded.runs), count)
@@ -305,7 +307,7 @@ def replay(
     tokenizer=None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Return a sample without times for each recorded run; `name` is the samples' decoder.
+    """Replay every recorded run and return a sample without times for each; `name` is the decoder.
 
     With `tokenizer` the samples have text. Raises as `replay_run`.
     """

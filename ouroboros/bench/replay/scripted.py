@@ -1,4 +1,5 @@
-"""Models that return recorded results without computing, to time the host's work of a step."""
+"""Models that return recorded results without computing, for replays and to time the host's
+work."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel(TreeModel):
-    """Replaces a `CachedModel`: counts calls and forwards as eager mode would, and reads from a
-    tree what a model needs (depths, and ancestors if it branches)."""
+    """Replaces a `CachedModel`. It counts calls and forwards as eager mode does, and computes what
+    a model reads from a tree (depths, and ancestors if it branches)."""
 
     def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
@@ -26,7 +27,7 @@ class ScriptedModel(TreeModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return no logits: choices are scripted."""
+        """Return no logits: the selector looks up the tokens."""
         missing = 0 if sequence.calls else len(tokens) - 1
         sequence.calls += 1
         sequence.forwards += 2 if fed_apart(missing, tree) else 1
@@ -54,5 +55,5 @@ class Drafting:
         return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Start a prompt; the draft keeps its own selector."""
+        """Begin a prompt; the draft keeps its selector."""
         self.drafter.reset(self.choose)

@@ -1,12 +1,14 @@
-"""A draft model simulated on recorded text, to see what a draft of a given agreement is worth.
+"""Simulate a draft model on recorded text, to see what a draft of a given agreement is worth.
 
-It replaces a draft's `CachedModel`. On the recorded text its first choice is the recorded next
-token for a share `agreement` of all new tokens; ranks and confidences are drawn from a measured
-`DraftErrorModel`. Off the recorded text its choices are tokens of the text so far.
+It replaces a draft's `CachedModel`. While a draft follows the recorded text, its first choice is
+the recorded next token for a share `agreement` of all new tokens; ranks and confidences are sampled
+from a measured `DraftErrorModel`. After a token that is not in the text, its choices are tokens of
+the text so far.
 
 Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
-gets the same draft in any order of calls; and a draft of higher agreement is right wherever one of
-lower agreement is. With an acceptance curve, logits also depend on the position in the draft.
+gets the same draft, whatever the order of its calls. A draft of higher agreement is right at every
+position at which one of lower agreement is right. With an acceptance curve, the logits also depend
+on the position in the draft.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
 CHOICES = 5
-NOWHERE = 0  # the rank of a true token that is not among the choices
+NOWHERE = 0  # the rank of the right token if it is not among the choices
 CONTEXT = 4  # tokens before a position that affect its logits
 NEAR_END = 64  # last tokens of a sequence that are compared with the text
 SHIPPED = Path(__file__).with_name("draft_errors.json")
@@ -43,11 +45,12 @@ SHIPPED = Path(__file__).with_name("draft_errors.json")
 class DraftErrorModel:
     """A draft model's errors and confidence, measured on a pair.
 
-    `shares[rank]`: the share of misses in which the true token has that rank (2 to 5) among the
-    draft's choices; in the rest, up to 1, it is not among them. `confidence[rank]`: sampled
-    probabilities of the top five choices, descending, for true tokens of that rank (or `NOWHERE`).
-    `odds`: the odds of agreement in repeated text (`repeats`) over those elsewhere, since a draft
-    is right more often where a lookup is. `about` describes the pair in plain values.
+    `shares[rank]`: the share of wrong first choices in which the right token has that rank (2 to
+    5); in the remaining ones it is not among the five choices. `confidence[rank]`: recorded
+    probabilities of the five choices, descending, for positions at which the right token has that
+    rank (or `NOWHERE`). `odds`: the odds of agreement in repeated text (see `repeats`) / the odds
+    elsewhere, because a draft is right more often where a lookup is right too. `about` describes
+    the pair in plain values.
     """
 
     shares: Mapping[int, float]
@@ -57,7 +60,7 @@ class DraftErrorModel:
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> DraftErrorModel:
-        """Read the fields from JSON. Raises `ValueError` for anything else."""
+        """Read an error model from JSON. Raises `ValueError` for any other content."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             shares = {int(rank): float(share) for rank, share in values["shares"].items()}
@@ -99,11 +102,11 @@ def read_curve(path: Path) -> list[float]:
 class SimulatedDraft(ScriptedModel):
     """A draft that is right for a share `agreement` of the recorded runs' new tokens.
 
-    With an acceptance curve (see `read_curve`), the share depends on the draft position instead;
-    positions beyond the curve behave like its last one. `follow` selects the text; a step sets
-    `accepted`, the number of tokens before its draft. Calls are counted like a model's but take no
-    time. Raises `ValueError` for an agreement outside 0 to 1, a curve that rises, and ids outside
-    the vocabulary.
+    With an acceptance curve (see `read_curve`), the share depends on the position in the draft
+    instead; positions beyond the curve behave like its last one. `follow` selects the text; each
+    step sets `accepted`, the number of tokens before its draft. Calls are counted like a model's
+    but take no time. Raises `ValueError` for an agreement outside 0 to 1, for a rising curve, and
+    for ids outside the vocabulary.
     """
 
     device = torch.device("cpu")
@@ -142,7 +145,7 @@ class SimulatedDraft(ScriptedModel):
 
     @property
     def title(self) -> str:
-        """The agreement and its source, for titles of measurements."""
+        """The agreement and its source, for the titles of measurements."""
         shares = self.agreement if isinstance(self.agreement, Sequence) else [self.agreement]
         agreement = ", ".join(f"{share:g}" for share in shares) + " by position" * (len(shares) > 1)
         return f"draft simulated at agreement {agreement} ({self.errors.source})"
@@ -176,7 +179,7 @@ class SimulatedDraft(ScriptedModel):
         return logits.scatter_(1, torch.tensor(ids), torch.tensor(logs))
 
     def _choice(self, place: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
-        """Return the top five ids after a place, their logits, and the logit of any other id."""
+        """Return the top five ids after a prefix, their logits, and the logit of every other id."""
         along, off = place
         position = min(along + len(off) - self.accepted, len(self._rates) - 1)
         if (place, position) in self._choices:
@@ -223,7 +226,7 @@ def repeats(text: Sequence[int]) -> list[bool]:
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
     """Return the agreement outside and inside repetitions, which are a `share` of the text.
 
-    The odds inside are `odds` times those outside; the mean over the text is `agreement`.
+    The odds inside are `odds` times the odds outside; the mean over the text is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
@@ -242,10 +245,11 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 
 @cache
 def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
-    """Return the logs of ranked probabilities, made strictly descending, and the log of each
-    other id's probability.
+    """Return the logarithms of ranked probabilities, made strictly descending, and of the
+    probability of every other id.
 
-    The remaining probability is divided equally among the other of `width` ids, which rank last.
+    The remaining probability is divided equally among the other ids, of `width` in all; they rank
+    last.
 
     >>> [round(math.exp(log), 3) for log in _log_shares((0.6, 0.2, 0.1, 0.05, 0.0), 105)[0]]
     [0.6, 0.2, 0.1, 0.05, 0.0]

@@ -1,6 +1,6 @@
-"""Find the measurements in folders: runs, sweeps, and runs split between workers.
+"""Read the measurements in results folders: runs, sweeps, and runs split into shards.
 
-Invariant: runs are merged only if they have the same identity and code and no sample in common;
+Invariant: shards are merged only if they have the same identity and code and no sample in common;
 a repeated measurement of the same prompts stays separate.
 """
 
@@ -22,17 +22,18 @@ from ouroboros.costs import CostModel
 
 Key = tuple[str, str, int]
 MACHINE = ("cpu", "threads", "gpus")
-"""What parts of one run may differ in."""
+"""Recorded facts in which shards of one run may differ."""
 MODEL = ("dtype", "device", "quantised", "commits", "tokenizer", "vocab_size", "eos", "max_len")
-"""What they may not, of the loaded models: options such as dtype=auto depend on the machine."""
+"""Facts about the loaded models in which they may not differ, because options such as dtype=auto
+depend on the machine."""
 COUNTS = ("batch_size", "parts", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
-"""The facts that are as run.json has them."""
+"""The facts that are copied from run.json, and their types."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores of one folder or of merged parts.
+    """One measurement: run.json, samples and scores of one folder or of merged shards.
 
     `priced` holds the costs that turn counts into seconds, `trees` the recorded trees of each
     sample's steps, `notes` warnings about the folders.
@@ -51,11 +52,11 @@ class Measured:
     def facts(self) -> SimpleNamespace:
         """The facts of the run, in the order of summary.json: what was measured and where.
 
-        `title` is one line of parts joined by " · ". `nature` is the kind of models: "model";
-        "stand-in" (a small model computed inside a large shape); "rehearsal" (an experiment with
-        published numbers, run on the pair that ships with the project). `prompts` and `samples` are
-        measured counts. `costs` names the costs that turn counts into seconds; `draft_cost` is the
-        recorded cost of a draft call in target calls.
+        `title` is one line, joined by " · ". `nature` is the kind of models: "model"; "stand-in" (a
+        small model inside a large shape); "rehearsal" (an experiment with published numbers, run on
+        the pair that ships with the project). `prompts` and `samples` count what was measured.
+        `costs` names the costs that turn counts into seconds; `draft_cost` is the recorded cost of
+        a draft call in target calls.
         """
         run, samples, costs = self.run, self.samples, self.priced and self.priced.name
         task, model, sampling = run["task"], run["model"], run["sampling"]
@@ -126,7 +127,7 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path` if it holds a run, else every folder below that does (a sweep's jobs).
+    """Return `path` if it contains a run, else every folder below that does (the jobs of a sweep).
 
     Raises `ValueError` if there is none.
     """
@@ -165,10 +166,10 @@ def load(path: Path) -> Measured:
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:
-    """Merge the parts of one run (same identity, no sample in common), in the given order.
+    """Merge the shards of one run (same identity, no sample in common), in the given order.
 
-    Parts measured with other code or versions stay separate, each with a note; other machines are
-    named in the title.
+    Shards measured with different code or versions stay separate, each with a note. If machines
+    differ, the title names them all.
     """
     merged: list[Measured] = []
     for part in found:
@@ -207,7 +208,8 @@ def _joined(whole: Measured, part: Measured) -> Measured:
     run, other, samples = whole.run, part.run, [*whole.samples, *part.samples]
 
     def wanted(one: int, two: int, have: int) -> int:
-        """How many were asked for: a part's run.json may state the whole's number or its own."""
+        """Return how many samples two shards should have together: a shard's run.json may state the
+        number of the whole run or its own."""
         return max(one, two) if have <= max(one, two) else one + two
 
     prompts = len({sample.example for sample in samples})

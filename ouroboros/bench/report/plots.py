@@ -37,11 +37,11 @@ BARS = {
         "{calls_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
     ),
 }
-"""By metric: the axis and the label of its bars."""
+"""By metric: the label of the axis and the label of each bar."""
 SPEED = ("latency_speedup", "predicted_speedup")
 COST = ("cost_per_token", "calls_per_token")
 FEWEST_STEPS = 10
-"""Positions that fewer steps reached are noise, and are left out."""
+"""Positions that fewer steps reached are left out, because they are noise."""
 MOST_PANELS = 3
 PHASES = {
     "draft": style.Mark(style.ORANGE, hatch="//"),
@@ -52,7 +52,7 @@ PHASES = {
 
 
 def error_bars(summaries: Iterable[Summary]) -> str:
-    """Return a note on error bars if the runs have any: they need two prompts."""
+    """Return a note on error bars if the runs have any (they need at least two prompts)."""
     known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
     return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
 
@@ -69,10 +69,10 @@ def note(summary: Summary) -> str:
 
 @style.styled
 def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
-    """Draw a bar per decoder with its interval, and its label right of the plot.
+    """Draw a bar per decoder with its interval, and a label at the right of the plot.
 
-    It shows the first of `metrics` (`SPEED` or `COST`) that is known, None if none is: a speedup
-    needs greedy, a predicted one and a cost need the costs of calls.
+    Shows the first available one of `metrics` (`SPEED` or `COST`); None if there is none. A speedup
+    needs greedy; a predicted speedup and a cost need the costs of calls.
     """
     if not (known := known_of(summary.frame, metrics)):
         return None
@@ -164,7 +164,7 @@ def source_shares(summary: Summary) -> Figure | None:
 
 
 def reliability(summary: Summary) -> Figure | None:
-    """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
+    """Draw estimated against actual acceptance of tree nodes; None if no decoder has estimates."""
     trees = _filled(summary, "trees").items()
     found = [(name, one["calibration"]) for name, one in trees if one["calibration"]]
     marks = style.decoder_marks(list(summary.frame.index))
@@ -174,8 +174,8 @@ def reliability(summary: Summary) -> Figure | None:
 def fitted_weights(about: Mapping) -> Figure:
     """Draw the calibration of fitted weights (`Weights.about`): actual against predicted frequency.
 
-    One panel shows the estimator that uses only phrase features, the other the one that also uses
-    the draft model's features.
+    The first panel shows the estimator with phrase features only, the second the estimator that
+    also has the draft model's features.
     """
     panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
     return _calibration(
@@ -185,7 +185,8 @@ def fitted_weights(about: Mapping) -> Figure:
 
 @style.styled
 def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, style.Mark]) -> Figure:
-    """Draw a panel per calibration: actual over estimated shares, and below the bins' counts."""
+    """Draw a panel per calibration: actual against estimated shares, and below it the counts of
+    the bins."""
     figure = style.new_figure(4.6)
     grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
     for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
@@ -254,7 +255,7 @@ def step_time(steps: pd.DataFrame) -> Figure | None:
 
 @style.styled
 def verify_cost(calls: pd.DataFrame) -> Figure:
-    """Draw milliseconds per call over nodes scored: a panel per model, a line per context.
+    """Draw milliseconds per call against nodes: a panel per model, a line per context length.
 
     `calls` is `Profile.calls`.
     """
@@ -285,10 +286,10 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
 
 @style.styled
 def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) -> Figure | None:
-    """Draw speedup and cost over one setting, a mark per decoder.
+    """Draw speedup and cost against one setting, with a mark per decoder.
 
-    `values[i]` is the setting in `summaries[i]`; numbers are drawn to scale and joined by lines,
-    words in their order. None with fewer than two values.
+    `values[i]` is the setting in `summaries[i]`. Numbers are drawn to scale and joined by lines;
+    words keep their order. None with fewer than two values.
     """
     numeric = all(isinstance(value, int | float) for value in values)
     order = np.argsort(values) if numeric else range(len(values))
@@ -318,10 +319,11 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
 
 @style.styled
 def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
-    """Plot speedup over greedy against batch size, and throughput against that of each user.
+    """Draw speedup over greedy against batch size, and the throughput of all sequences against
+    that of each user.
 
-    Each decoder has a line; its points on the right have their batch sizes beside them. None with
-    fewer than two batch sizes.
+    Each decoder has a line; in the second panel its points are labelled with the batch size. None
+    with fewer than two batch sizes.
     """
     order = sorted(summaries, key=lambda summary: summary.facts.batch_size)
     sizes = [summary.facts.batch_size for summary in order]
@@ -358,7 +360,8 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
 def sweep_map(
     settings: tuple[str, str], values: Sequence[tuple], summaries: Sequence[Summary], decoder: str
 ) -> Figure | None:
-    """Draw speedup and cost of one decoder over two settings (across, down), the best cell framed.
+    """Draw heat maps of speedup and cost of one decoder over two settings (across, down), with a
+    frame around the best cell.
 
     None if a setting has fewer than two values.
     """
@@ -407,8 +410,8 @@ def _title(metric: str) -> str:
 
 
 def _all_runs(summaries: Sequence[Summary], decoder: str = "") -> tuple[Any, list[str]]:
-    """Return the frames of all runs (of one decoder) by index and decoder, and their metrics of
-    speed and cost."""
+    """Return one frame of all runs (of one decoder), indexed by run number and decoder, and its
+    metrics of speed and cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame = pd.concat(frames, names=["run", "decoder"])
     frame = frame[frame.index.isin([decoder], level="decoder")] if decoder else frame
@@ -416,5 +419,5 @@ def _all_runs(summaries: Sequence[Summary], decoder: str = "") -> tuple[Any, lis
 
 
 def known_of(frame: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
-    """Return the metrics that a decoder has."""
+    """Return the metrics that at least one decoder has."""
     return [metric for metric in metrics if frame[metric].notna().any()]

@@ -1,4 +1,5 @@
-"""Where the time goes on a machine: model calls against the bandwidth floor, and steps by phase.
+"""Profile a machine: time model calls, compare them with the bandwidth floor, and split steps by
+phase.
 
 Values that other engines do not report are NaN, never zero.
 """
@@ -56,11 +57,11 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What a profile measures: the command's options profile.*.
+    """What a profile measures: the options `profile.*` of the command.
 
-    Calls are timed on random trees of `nodes` after `contexts` tokens, `calls` per size in each of
-    `visits` rounds; `padded` if the engine pads trees to exactly these sizes. `trace` adds the
-    operators of `trace_steps` steps. Raises `ValueError` for values that cannot be measured.
+    Calls are timed on random trees of `nodes` nodes after `contexts` tokens: `calls` per size in
+    each of `visits` rounds. `padded`: the engine pads trees to exactly these sizes. `trace` adds
+    the operators of `trace_steps` steps. Raises `ValueError` for values that cannot be measured.
     """
 
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -90,10 +91,10 @@ def profile(
     say: Say = lambda line: None,
     progress: bool = False,
 ) -> Profile:
-    """Time both models' calls, run the decoders, write the profile into the run's folder.
+    """Time both models' calls, run the decoders, and write the profile to the results folder.
 
-    This is an ordinary results folder; one that already has costs keeps them. `say` and `progress`
-    as in `run`. Raises `ValueError` for what cannot be measured.
+    If the folder already has costs, they are kept. `say` and `progress` as in `run`. Raises
+    `ValueError` for options that cannot be measured.
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
@@ -143,7 +144,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """The results of `call_frame`, `step_means` and `operators` in one run, and its failures."""
+    """The results of `call_frame`, `step_means` and `operators` for one run, and its failures."""
 
     folder: ResultsFolder
     facts: SimpleNamespace
@@ -155,9 +156,9 @@ class Profile:
     failures: Sequence[str] = ()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the main tables as text: "floor" (the smallest call of each model and context
-        beside its floor), "steps" (means by decoder) and, if weights were prepacked, "packed" (the
-        timings that decided it)."""
+        """Return the main tables as text: "floor" (the smallest call of each model and context,
+        with its bandwidth floor), "steps" (means by decoder) and, if weights were prepacked,
+        "packed" (the timings that decided it)."""
         fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
         floor = self.calls[fewest].drop(columns="spread_ms")
         frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
@@ -237,8 +238,8 @@ def call_frame(costs: Costs) -> pd.DataFrame:
 def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return each decoder's means over steps (index: decoder), without each sample's first step.
 
-    Phases are in milliseconds; wait_ms is part of draft_ms and verify_ms. Phases and nodes of other
-    engines are NaN; failed samples are left out.
+    Phases are in milliseconds; wait_ms is included in draft_ms and verify_ms. Phases and nodes of
+    other engines are NaN; failed samples are left out.
     """
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")
@@ -267,7 +268,7 @@ def operators(
 
     `models[0]` is the target; all caches are emptied first. Columns: kind ("device", "host" or
     "python"), name, ms (self time), share of its kind, calls, steps. There are no "device" rows if
-    everything runs on the CPU. The steps run twice, since each profiler slows down what the other
+    everything runs on the CPU. The steps run twice, because each profiler slows down what the other
     measures: torch.profiler for operators, cProfile for Python.
     """
 
@@ -279,7 +280,7 @@ def operators(
         return (trace for _, trace in zip(range(steps), whole, strict=False))
 
     run = later_steps()
-    with profiler.profile() as seen:  # of every device
+    with profiler.profile() as seen:  # all devices
         count = sum(1 for _ in run)
     events = seen.key_averages()
     rows = [("device", e.key, e.self_device_time_total / 1e3, e.count) for e in events]
@@ -300,7 +301,7 @@ def operators(
 
 
 def _text(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame as text: shares as percentages, numbers with up to two decimals, "-" if missing."""
+    """Format a frame: shares as percentages, numbers with up to two decimals, "-" if missing."""
 
     def cell(name: str, value) -> str:
         if isinstance(value, float) and not pd.isna(value):

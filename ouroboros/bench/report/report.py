@@ -1,4 +1,4 @@
-"""The report on any set of runs: sections of tables and plots, from which all files are written.
+"""Make a report on any set of runs: sections of tables and plots, from which all files are written.
 
 A report is a pure function of samples: the numbers are the same at any time and on any machine.
 """
@@ -24,13 +24,13 @@ from ouroboros.bench.report.tables import Table
 from ouroboros.bench.run.folder import ResultsFolder
 
 FEW_RUNS = 3
-"""With more runs than this, each run's own section is closed at first."""
+"""With more runs than this, the sections of single runs are initially closed."""
 MOST_COLUMNS = 4
-"""A sweep over more settings than this is shown by its runs' names."""
+"""In a sweep over more settings than this, runs are identified by name."""
 MOST_NAMED = 3
-"""A sweep's jobs are named by their settings unless more than these differ."""
+"""If at most this many settings vary, the jobs of a sweep are named by their settings."""
 MOST_TOKENS = 120_000
-"""Tokens in the page's viewer over all runs, about 15 bytes each."""
+"""Most tokens in the page's viewer, over all runs; a token takes about 15 bytes."""
 PLOTS = (
     ("speedup", partial(plots.bars, metrics=plots.SPEED), "Speedup over greedy."),
     ("cost", partial(plots.bars, metrics=plots.COST), "Cost per token."),
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A plot; its files are called `name`. Its figure is None if there was nothing to draw."""
+    """A plot and the name of its files. The figure is None if there was nothing to draw."""
 
     name: str
     caption: str
@@ -79,7 +79,7 @@ def make_report(folder: ResultsFolder) -> Summary:
     """Write a run's summary.json, summary.md and speedup.png (for an untimed run also calls.png)
     into its folder; return the summary.
 
-    Raises `ValueError` if the folder holds no run.
+    Raises `ValueError` if the folder contains no run.
     """
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
@@ -101,12 +101,12 @@ def write_report(
     tokenizer: str | None = None,
     on_failure: Callable[[str], object] | None = None,
 ) -> list[Summary]:
-    """Write the report into the folder `out`; return the runs that it shows.
+    """Write the report to the folder `out`; return the summaries of the runs that it shows.
 
-        report.html   everything, in one file that needs nothing else
+        report.html   everything, in one self-contained file
         report.md     the same tables and plots as Markdown
         summary.json  every metric of every run, by its label
-        numbers.csv   every number in full, one row per run and decoder
+        numbers.csv   every number at full precision, one row per run and decoder
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
@@ -178,7 +178,7 @@ def unbroken(text: str) -> str:
 def summarised(
     measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
 ) -> list[Summary]:
-    """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run.
+    """Summarise each measurement, detect sweeps (jobs in numbered folders), and name every run.
 
     A measurement that cannot be summarised is left out and reported to `on_failure`.
     """
@@ -205,8 +205,8 @@ def summarised(
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
-    """Return a short name for each run.json: its task, the settings that vary, or (if more than
-    `most` vary) its folder. The folder is added to names that are not unique."""
+    """Return a short name for each run.json: its task and the settings that vary, or its folder if
+    more than `most` vary. The folder is added to names that are not unique."""
     names, different = list(folders), swept([run.get("config", {}) for run in runs])
     if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
         names = list(tasks)
@@ -221,8 +221,8 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
     """Return the settings that differ between configs; settings that always change together form
     one group. The value of a missing setting is None.
 
-    A group is named by the shortest ending that all its members have and no other setting has, else
-    by the last parts of two members.
+    A group is named by the shortest ending that all its members and no other setting have, or else
+    by the last components of two members.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -270,7 +270,7 @@ def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
 
 
 def sections(runs: Sequence[Summary]) -> list[Section]:
-    """Return sections: the comparison of runs outside sweeps, each sweep, each run."""
+    """Return the sections: a comparison of the runs outside sweeps, each sweep, each run."""
     alone = [run for run in runs if not run.sweep]
     parts = [_several(alone)] if len(alone) > 1 else []
     for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
@@ -283,7 +283,8 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
-    """Return a run's tables and plots (`drawn`, as `PLOTS`); `label` is its name, if any."""
+    """Return a run's tables and plots (`drawn`, in the form of `PLOTS`); `label` is its name, if
+    any."""
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"
@@ -310,8 +311,8 @@ def slug(label: str) -> str:
 
 
 def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
-    """Return the section of a sweep or of separate runs: tables with a row per run, lines over one
-    setting, heat maps over two. Separate runs and those of many settings are shown by name.
+    """Return the section of a sweep or of separate runs: tables with a row per run, line plots over
+    one setting, heat maps over two. Separate runs and sweeps over many settings show runs by name.
     """
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
@@ -357,7 +358,7 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
 
 
 def _maps(name: str, across: Setting, down: Setting, runs: Sequence[Summary]) -> list[Picture]:
-    """Return a heat map over two settings for each decoder that has them, else for every one."""
+    """Return a heat map over two settings for each decoder that has them; if none has, for all."""
     places = list(zip(across.values, down.values, strict=True))
     decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
     members = [*across.members, *down.members]

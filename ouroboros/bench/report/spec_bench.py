@@ -1,13 +1,13 @@
 """Write runs in Spec-Bench's answer format, so that its scripts can read them.
 
-One file per decoder and one line per question, as https://github.com/hemingkx/Spec-Bench writes
-them: `choices` are repeats, and each list in a choice has one entry per turn, except
-`accept_lengths`, with one entry per step (its new tokens). A question with a failed or missing turn
-is left out, so that nothing unmeasured is averaged.
+There is one file per decoder and one line per question, as in
+https://github.com/hemingkx/Spec-Bench: `choices` are repeats, and each list in a choice has one
+entry per turn, except `accept_lengths`, which has one entry per step (its new tokens). A question
+with a failed or missing turn is left out, so that nothing unmeasured is averaged.
 
-Its speed.py counts a decoder's tokens from `new_tokens` but the baseline's by tokenizing the text
-again, which loses the end-of-sequence token: its ratios are slightly above those of our samples;
-its tokens/s and mean accepted tokens (our tokens_per_target_call) are the same.
+Spec-Bench's speed.py counts a decoder's tokens from `new_tokens`, but the baseline's by tokenizing
+the text again, which loses the end-of-sequence token. So its speedups are slightly above ours; its
+tokens/s and mean accepted tokens (our tokens_per_target_call) are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.gather import Measured
 
 TURN = re.compile(r"(\d+)/(\d+)")
-"""Ids of a task with turns: "<question id>/<turn>", turns from 1."""
+"""The ids of a task with turns: "<question id>/<turn>", where turns count from 1."""
 
 
 def write_answers(measured: Measured, folder: Path) -> None:

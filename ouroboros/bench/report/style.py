@@ -89,7 +89,7 @@ WIDTH_IN, DPI = 9.0, 150
 TITLE_WIDTH, NOTE_WIDTH = 104, 150  # characters per line
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
 styled = mpl.rc_context(fname=Path(__file__).parent / "plots.mplstyle")
-"""The decorator of every function that draws or writes a figure."""
+"""Decorator for every function that draws or writes a figure."""
 
 
 def new_figure(height_in: float) -> Figure:
@@ -99,7 +99,8 @@ def new_figure(height_in: float) -> Figure:
 
 
 def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
-    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) without interval."""
+    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) if it has no
+    interval."""
     value, low, high = (frame[metric + end].to_numpy(float) for end in ("", ".low", ".high"))
     return np.maximum([value - low, high - value], 0)
 
@@ -144,7 +145,7 @@ def stacked_bars(
 
 
 def legend_above(figure: Figure) -> None:
-    """Put the first panel's legend above all panels, at most as wide as the figure."""
+    """Move the first panel's legend above all panels, at most as wide as the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=5)
 
@@ -153,7 +154,7 @@ def legend_above(figure: Figure) -> None:
 def with_title(figure: Figure, title: str, note: str = "") -> Figure:
     """Add a title and small print to a figure that is shown outside a report; return the figure.
 
-    The title wraps between its parts ("a · b"), or inside a part that is longer than a line.
+    The title wraps at " · ", or inside an item that is longer than a line.
     """
     parts = [p if len(p) > TITLE_WIDTH - 2 else p.replace(" ", "\xa0") for p in title.split(" · ")]
     above = textwrap.wrap("\xa0· ".join(parts), TITLE_WIDTH, break_on_hyphens=False)
@@ -166,7 +167,7 @@ def with_title(figure: Figure, title: str, note: str = "") -> Figure:
 
 @styled
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure to files, PNG or SVG by suffix; the same figure gives the same bytes.
+    """Write a figure to files, PNG or SVG by suffix; the same figure gives identical files.
 
     The layout is computed once, for the first file.
     """
@@ -179,7 +180,7 @@ def save(figure: Figure, *paths: Path) -> None:
 def inline_svg(figure: Figure) -> str:
     """Return a figure for an HTML page: transparent, in the page's `--ink`, `--muted`, `--grid`.
 
-    Ids get a prefix unique to the figure, since a page holds several figures.
+    Ids get a prefix unique to the figure, because a page may have several figures.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

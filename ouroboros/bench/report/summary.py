@@ -1,7 +1,7 @@
-"""Compute one DataFrame of every metric from a measurement; all tables, plots and files read it.
+"""Compute all metrics of a measurement as one DataFrame, which all tables, plots and files read.
 
 Invariant: failed samples are counted and named, but never enter a metric; the title says how many
-prompts were measured. The metrics are the entries of `ouroboros.bench.metrics.metrics`.
+prompts were measured. Metrics are defined in `ouroboros.bench.metrics.metrics`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ decoder=[...] to have them."""
 
 @dataclass(frozen=True)
 class Summary:
-    """Every metric of one run.
+    """All metrics of one run.
 
-    `frame` has a row per decoder, greedy first and then the fastest first, and a column per metric
-    by registered name. A metric with an interval also has `<name>.low` and `<name>.high`; a task's
-    scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics of each
-    (group of prompts, decoder). `verdicts` counts the audit's findings by decoder; `problems` has a
-    line for each failure and each decoder without a prediction. `label` is the run's name in a
-    report, `sweep` the folder of its sweep, if any.
+    `frame` has a row per decoder (greedy, then the fastest first) and a column per metric. A metric
+    with an interval also has `<name>.low` and `<name>.high`; a task's scores are `score.<name>`.
+    Unavailable values are NaN or None. `groups` has the metrics of each (group of prompts,
+    decoder). `verdicts` counts the audit's verdicts by decoder; `problems` has a line for each
+    failure and each decoder without a prediction. `label` is the run's name in a report, `sweep`
+    the folder of its sweep, if any.
     """
 
     measured: Measured
@@ -100,7 +100,8 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return the few rounded numbers per decoder for a command's JSON line."""
+        """Return the main metrics of each decoder, rounded, for the JSON line that a command
+        prints."""
         names = [metric.name for metric in METRICS.shown_in("headline")]
         return {
             str(decoder): {name: plain(row[name], digits=4) for name in names}
@@ -109,7 +110,7 @@ class Summary:
 
 
 def summarise(measured: Measured) -> Summary:
-    """Return every metric of every decoder of a measurement."""
+    """Compute every metric of every decoder of a measurement."""
     run, costs, facts = measured.run, measured.priced, measured.facts
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
@@ -181,7 +182,7 @@ def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
-    """Return one row per key, a metric with an interval as three columns."""
+    """Return a frame with one row per key; a metric with an interval takes three columns."""
     flat = []
     for row in rows.values():
         cells: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Tables of summaries: selections of columns of one DataFrame, with one way to format a cell.
+"""Make tables from summaries: select columns of the DataFrame and format its cells.
 
 A cell is the text that a reader sees ("3.04x [2.15, 3.86]", "-" if unknown); `report.numbers` has
 full precision. A metric's registry entry names the tables that show it as a column. Columns without
@@ -29,14 +29,14 @@ CAPTIONS = {
     "counts": "Calls and acceptance",
     "trees": "Proposed trees, and estimated against actual acceptance of their nodes",
 }
-"""The tables of one run, in order, by the name under which metrics ask to be a column."""
+"""The captions of a run's tables, in order, by the names that metrics list in `tables`."""
 NOTES = """\
 [low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
 yes-or-no scores Wilson's). Warm-up is excluded; decoders alternate prompt by prompt."""
 
 
 class Table(NamedTuple):
-    """A frame of cells; its files are called `name`."""
+    """A frame of cells and the name of its files."""
 
     name: str
     caption: str
@@ -106,7 +106,7 @@ def run_tables(summary: Summary) -> list[Table]:
 
 
 def group_table(summary: Summary) -> list[Table]:
-    """Return the speedups by group of prompts, decoders across; [] without groups."""
+    """Return the speedups by group of prompts, with a column per decoder; [] without groups."""
     shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
     known = [metric for metric in shown if _known(summary.groups, metric.name)]
     groups = summary.groups.groupby(level="group", sort=False) if known else ()
@@ -149,11 +149,11 @@ def published_table(summary: Summary) -> Table:
 def comparisons(
     lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
 ) -> list[Table]:
-    """Return a comparison of runs per metric, named by `prefix` and metric: decoders across, a row
-    per run. `lead` holds the first columns, one value per run, which identify the runs.
+    """Return a comparison of runs for each metric, named by `prefix` and metric: a row per run, a
+    column per decoder. `lead` has the first columns, which identify the runs.
     """
     costs = ", ".join(
-        dict.fromkeys(  # costs that a timed run measured itself fit it
+        dict.fromkeys(  # predicting a timed run with costs that it measured is a fit
             f.costs + " (a fit)" * (f.timed and "with the run" in f.costs)
             for one in summaries
             if (f := one.facts).costs
@@ -174,12 +174,12 @@ def comparisons(
 
 
 def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
-    """Return the tables that commands print: one of at most seven columns and the task's scores,
-    and speedups by group of prompts, if any.
+    """Return the tables that commands print: one with at most seven columns (and the task's score),
+    and one with speedups by group of prompts, if there are groups.
 
     If a line is longer than `width`, intervals go below their values; if that is not enough,
-    accepted/step and TTFT are left out. Groups are shown without intervals, and without the slowest
-    decoders if a line would be too long.
+    accepted/step and TTFT are left out. The table by group has no intervals, and no columns for the
+    slowest decoders if a line would be too long.
     """
 
     def fits(frame: pd.DataFrame) -> bool:
@@ -221,7 +221,7 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text in a `style` of tabulate, first column left-aligned."""
+    """Return a frame as text in one of tabulate's styles; the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
@@ -238,8 +238,8 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
 def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
-    """Return a table of one metric: a row per frame, headed by the cells in `rows`, and a column
-    per decoder."""
+    """Return a table of one metric: a row per frame, which begins with the cells in `rows`, and a
+    column per decoder."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 

@@ -1,8 +1,8 @@
-"""The data of the page's viewer: every completion, token by token and step by step.
+"""Prepare the data of the page's viewer: every completion, token by token and step by step.
 
-It is embedded in the page and therefore small: a token is its text and a letter for its source, a
-step is a list of eight numbers, and a tree node is an index into the run's list of token texts, a
-parent, a percentage and a letter.
+The data are embedded in the page, so they are kept small: a token is its text and a letter for its
+source, a step is a list of eight numbers, and a tree node is an index into the run's list of token
+texts, a parent, a percentage and a letter.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def viewer_run(
 ) -> dict:
     """Return one run's completions as JSON values: the first repeat of each prompt, all decoders.
 
-    With more than `most_tokens` tokens, evenly spaced prompts are taken; trees are included up to
-    the same number of nodes. `tokenizer` is a folder or hub id to use instead of run.json's.
+    If there are more than `most_tokens` tokens, evenly spaced prompts are selected; trees are
+    included up to the same number of nodes. `tokenizer` is a folder or hub id that replaces
+    run.json's.
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
@@ -97,9 +98,9 @@ def viewer_run(
 
 
 def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
+    """Load the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
 
-    None if there is none, or if its fingerprint differs (the name may be another model's folder).
+    Return None if there is none, or if its fingerprint differs (the folder may be another model's).
     """
     folder = PACKAGE / place if place.startswith("reference/") else Path(place)
     try:
@@ -107,16 +108,17 @@ def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | No
             found = Tokenizer.from_file(str(folder / "tokenizer.json"))
         else:
             found = AutoTokenizer.from_pretrained(place, local_files_only=True).backend_tokenizer
-    except Exception:  # whatever a foreign tokenizer raises, the viewer shows ids
+    except Exception:  # tokenizers raise all kinds; the viewer then shows ids
         return None
     return found if fingerprint in (None, vocab.fingerprint(found)) else None
 
 
 def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]]:
-    """Return a function from tokens to the text that each one adds (without a tokenizer, ids).
+    """Return a function that splits a completion into the text of each token (without a tokenizer,
+    into ids).
 
-    Joined, they give the completion's text: a token that ends inside a character adds "", and the
-    next one adds the whole character.
+    The texts joined are the completion's text: a token that ends inside a character adds "", and
+    the next one adds the whole character.
     """
     if not tokenizer:
         return lambda tokens: [f"{token} " for token in tokens]

@@ -1,1 +1,1 @@
-"""One run: the loop over prompts and decoders, its folder, and what is recorded about it."""
+"""Benchmark runs: the loop over prompts and decoders, the results folder, and the run's record."""

@@ -1,8 +1,8 @@
-"""The audit of a run: compare every completion with standard decoding's of the same prompt.
+"""Audit a run: compare every completion with standard decoding's of the same prompt.
 
-Invariant: a missing completion never passes. In a finished run, missing and failed completions are
-a BUG, as are those that end without an end token, limit or stop string. A prompt that all decoders,
-standard decoding included, reject with the same error is "not measured".
+Invariant: a missing completion never passes. In a finished run, the verdict is BUG for missing and
+failed completions, and for those that end without an end token, limit or stop string. It is "not
+measured" if all decoders, standard decoding included, reject the prompt with the same error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.decode import Drafter, DrafterCapabilities
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
-BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is made
+BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a temporary one
 
 
 def load_audit(folder: ResultsFolder) -> list[Row]:
@@ -42,9 +42,9 @@ def audit_run(
     """Write audit.jsonl: a `Row` for each prompt and repeat; `on_row` is called after each.
 
     With `controls`, standard decoding is also compared with transformers' own forward on every
-    prompt, in float64 and with calls of 1, 8 and all tokens. Without, this happens only where a
-    completion differs, and half-precision runs use float32, which is much faster than float64;
-    standard decoding's verdict is then "reference" unless a bug is found.
+    prompt, in float64 and with calls of 1, 8 and all tokens. Without `controls`, this happens only
+    for prompts with a differing completion, and half-precision runs use float32, which is much
+    faster than float64; standard decoding's verdict is then "reference" unless a bug is found.
     """
     if PLAIN not in job.decoders:
         return
@@ -104,7 +104,7 @@ def audit_run(
 def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the findings that need no comparison with standard decoding."""
+    """Return the verdicts that need no comparison with standard decoding."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")
@@ -132,7 +132,7 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
 
 
 def _lacking_bytes(job: Bench) -> int:
-    """Return how many bytes the audit's copies need beyond the device's free memory."""
+    """Return how many bytes of free memory the audit's copies of the model lack on the device."""
     weights, device = job.target.model.parameters(), job.target.device
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available

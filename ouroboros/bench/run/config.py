@@ -1,6 +1,6 @@
-"""The options of a run with their defaults and ranges: what conf/config.yaml sets and explains.
+"""The options of a run, with defaults and ranges; conf/config.yaml explains them.
 
-Every range and combination is checked here, before anything is loaded. Errors name the option, its
+All ranges and combinations are checked here, before anything is loaded. Errors name the option, its
 value and the remedy in one line.
 """
 
@@ -84,10 +84,10 @@ def derive_seed(seed: int, example: str, sample: int) -> int:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All options of a run, as conf/config.yaml explains them.
+    """All options of a run, as explained in conf/config.yaml.
 
-    `decoder` holds decoder configs by name, as `make_decoder` takes them. Raises `ValueError` for
-    values and combinations that cannot run.
+    `decoder` maps names to decoder configs, as for `make_decoder`. Raises `ValueError` for values
+    and combinations that cannot run.
     """
 
     model: PairSpec
@@ -114,8 +114,8 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
-        """Return the config for plain values, as conf/config.yaml and run.json hold them; missing
-        options get their defaults."""
+        """Return the config for plain values, as in conf/config.yaml and run.json; missing options
+        get their defaults."""
         own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
@@ -130,12 +130,12 @@ class RunConfig:
         return cls(sampling=Sampling(**{n: own.pop(n) for n in drawn & own.keys()}), **own)
 
     def to_mapping(self) -> dict:
-        """Return plain values, as `from_mapping` takes them."""
+        """Return the config as plain values; the inverse of `from_mapping`."""
         values = {**asdict(self), "task": self.task.to_mapping()}
         return values | values.pop("sampling")
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
-        """Return the config with some values replaced, given by dotted name."""
+        """Return the config with the values of some options, given by dotted name, replaced."""
         options = OmegaConf.create(self.to_mapping())
         for name, value in overrides.items():
             OmegaConf.update(options, name, value, merge=False, force_add=True)
@@ -147,7 +147,7 @@ class RunConfig:
         return any(map(needs_draft, self.decoder.values()))
 
     def files(self) -> dict[str, Path]:
-        """Return the files and folders that the config names, by option; some may not exist."""
+        """Return the files and folders that the config names, by option. They may not exist."""
         found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
             options = [option for option in ("pool", "costs", "weights") if own.get(option)]
@@ -185,6 +185,6 @@ class RunConfig:
 
 
 def check_settings(name: str, value: object) -> None:
-    """Raise `ValueError` unless `value`, the settings of `name`, is a mapping."""
+    """Raise `ValueError` unless the settings of `name` are a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value}: give settings, as {{name: value}}")

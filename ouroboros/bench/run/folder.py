@@ -1,4 +1,4 @@
-"""A results folder: the files of one run, written as it goes, so a kill loses at most one sample.
+"""A results folder: the files of one run, written during the run; a kill loses at most one sample.
 
     run.json        the resolved config, versions, machine, and whether the run is finished
     samples.jsonl   one line per (prompt, decoder, repeat), flushed before the next one starts
@@ -49,10 +49,11 @@ MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
 )
-"""The files that overwriting a run removes (samples.jsonl is emptied, since it holds the lock)."""
+"""The files that are removed when a run is overwritten (samples.jsonl, which has the lock, is
+emptied)."""
 SampleKey = tuple[str, str, int]
 MOST_TREE_BYTES = 32 << 20
-"""Size of trees.jsonl beyond which no more trees are written."""
+"""Size limit of trees.jsonl; further trees are not written."""
 REMEDY = "use another results_dir, or overwrite=true"
 
 
@@ -64,10 +65,10 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
-        """Lock the folder against other processes with the file `name`; remove a new folder that
-        stays empty.
+        """Context manager: lock the folder against other processes with the file `name`; remove a
+        new folder that stays empty.
 
-        Raises `ValueError` if another process holds the lock.
+        Raises `ValueError` if another process has the lock.
         """
         new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -87,10 +88,10 @@ class ResultsFolder:
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
     ) -> dict | None:
-        """Return the run.json to resume, None for a new run; change nothing.
+        """Return the run.json to resume, or None for a new run; change nothing.
 
-        Raises `ValueError` if the folder holds a different run than `facts` describes, or a
-        finished one (with `retry_failed`: one without failed samples).
+        Raises `ValueError` if the folder has a different run than `facts` describes, or a finished
+        run (with `retry_failed`: a finished run without failed samples).
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
@@ -123,20 +124,21 @@ class ResultsFolder:
         return self.save_run({**(old or facts), "resumed": resumed}, status="running")
 
     def save_run(self, facts: dict, *, status: str) -> dict:
-        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
+        """Write run.json with a status ("running", "interrupted" or "finished"); return its
+        content."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json(RUN, facts := {**facts, "status": status})
         return facts
 
     def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` if it is missing or damaged."""
+        """Return the content of run.json. Raises `ValueError` if it is missing or damaged."""
         path = self.path / RUN
         if not path.exists():
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             for table in ("config", "contents", "task", "model", "sampling", "provenance"):
-                {**found.get(table, {})}  # raises for a value where a table was
+                {**found.get(table, {})}  # raises unless it is a mapping
         except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
         return found
@@ -157,18 +159,18 @@ class ResultsFolder:
         return Tokenizer.from_buffer(gzip.decompress(path.read_bytes())) if path.exists() else None
 
     def write_json(self, name: str, data: dict) -> None:
-        """Write a whole JSON file, or nothing at all."""
+        """Write a JSON file atomically."""
         self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a whole text file, or nothing at all."""
+        """Write a text file atomically."""
         part = self.path / f"{name}.part"
         part.write_text(text, encoding="utf-8")
         part.replace(self.path / name)
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
-        line. `key` names the sample that the line describes, unless the line is a sample."""
+        line. `key` identifies the sample that the line describes, unless the line is a sample."""
         path, line = self.path / name, {"key": key, **row} if key else row
         refuse_packed(path)
         with open(path, "a+b") as file:
@@ -198,7 +200,7 @@ class ResultsFolder:
         self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
-        """Return the newest sample on disk for each key, in the order of measurement."""
+        """Return the newest sample of each key, in the order of measurement."""
         samples: dict[SampleKey, Sample] = {}
         for sample in read_lines(self.path / SAMPLES, Sample.from_dict):
             samples.pop(sample.key, None)
@@ -206,12 +208,12 @@ class ResultsFolder:
         return list(samples.values())
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
-        """Return the scores on disk by sample key."""
+        """Return the saved scores by sample key."""
         names = itemgetter("example", "decoder", "repeat")
         return dict(read_lines(self.path / SCORES, lambda row: (names(row), row["scores"])))
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
-        """Return the predictions on disk by sample key."""
+        """Return the saved predictions by sample key."""
 
         def parse(row: dict) -> tuple:
             rows = row["predictions"]
@@ -220,7 +222,7 @@ class ResultsFolder:
         return dict(read_lines(self.path / PREDICTIONS, parse))
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
-        """Return the trees on disk by sample key, one per step; the newest of each key."""
+        """Return the newest saved trees by sample key, one per step."""
 
         def step(one: dict, names: Sequence[str]) -> ProposedTree:
             nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
@@ -234,14 +236,14 @@ class ResultsFolder:
         return dict(read_lines(self.path / TREES, parse))
 
     def load_costs(self) -> Costs | None:
-        """Return the run's costs, None without any. Raises `ValueError` for a damaged file."""
+        """Return the run's costs, or None. Raises `ValueError` for a damaged file."""
         path = self.path / COSTS
         return Costs.load(path) if path.exists() else None
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
-    """Return `Costs.load(costs)` with its name in `about`; for a results folder, the medians of its
-    timed samples. None for None."""
+    """Load costs with `Costs.load` and note their name in `about`; from a results folder, use the
+    medians of its timed samples. None for None."""
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
     if source in NAMES or not isinstance(source, str | Path) or not Path(source).is_dir():
@@ -255,7 +257,7 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
 
 def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
-    """Yield `parse(object)` for each complete line, gzipped or not; nothing for a missing file.
+    """Yield `parse(object)` for each complete line of a file, gzipped or not, that may be missing.
 
     Raises `ValueError` with the line number for damaged JSON or an object that `parse` rejects.
     """
@@ -274,7 +276,7 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
 
 
 def stored(path: Path) -> Path:
-    """Return a .jsonl file's path: the gzipped one if it exists."""
+    """Return the path of a .jsonl file, or of its gzipped version if that exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.exists() and not path.exists() else path
 

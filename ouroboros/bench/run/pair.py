@@ -1,4 +1,4 @@
-"""The models of a run: any pair of Hugging Face causal LMs, as they are or inside larger shapes."""
+"""Load the models of a run: any pair of Hugging Face causal LMs, plain or as stand-ins."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PACKAGE = Path(standin.__file__).parent
 
 @dataclass(frozen=True)
 class PairSpec:
-    """The models of a run: what `load_pair` loads.
+    """The options of a run's models, from which `load_pair` loads them.
 
     `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
-    shipped pair. `dtype` "auto" is bfloat16 where the hardware supports it. `options` (for both),
-    `target_options` and `draft_options` go to `from_pretrained`; values with a `_target_` are
-    instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger models
-    of these shapes. `exact` makes the target's calls exact (see `CachedModel`). The draft reads the
-    last `draft_context` tokens of a prompt (None: all). `draft_cost` is the cost of a draft call in
-    target calls.
+    shipped pair. `dtype` "auto" is bfloat16 if the hardware supports it. `options` (for both),
+    `target_options` and `draft_options` are passed to `from_pretrained`; values with a `_target_`
+    are instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger
+    models of these shapes. `exact` makes the target's calls exact (see `CachedModel`). The draft
+    reads the last `draft_context` tokens of a prompt (None: all). `draft_cost` is the cost of a
+    draft call in target calls.
     """
 
     name: str
@@ -85,26 +85,26 @@ class PairSpec:
         )
 
     def files(self) -> dict[str, Path]:
-        """Return the models' paths by option, hub ids included."""
+        """Return the paths (or hub ids) of the models, by option."""
         named = [role for role in ("target", "draft") if getattr(self, role)]
         return {f"model.{role}": Path(self.path(role)) for role in named}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The loaded models; `draft` is None where no decoder needs it."""
+    """The loaded models; `draft` is None if no decoder needs it."""
 
     target: CachedModel
     draft: CachedModel | None
 
     @property
     def models(self) -> list[CachedModel]:
-        """Both models, or the only one."""
+        """The target and, if there is one, the draft."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
 def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
-    """Load the models. Raises a one-line `ValueError` if they cannot be loaded or paired."""
+    """Load the models. Raises `ValueError` if they cannot be loaded or used as a pair."""
     for role in ("target", "draft")[: 1 + with_draft]:
         spec.path(role)
     pair = Pair(load_model(spec, "target"), load_model(spec, "draft") if with_draft else None)
@@ -147,7 +147,7 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
 
 def dtype_of(spec: PairSpec) -> torch.dtype:
     """Return the models' dtype. "auto" is bfloat16 if the device is fast at it, else float16 on a
-    GPU and float32 on a CPU. Raises `ValueError` for an unknown one."""
+    GPU and float32 on a CPU. Raises `ValueError` for an unknown dtype."""
     if spec.dtype == "auto" and spec.place.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if spec.dtype == "auto":

@@ -1,8 +1,8 @@
-"""A run on several devices: the ranks share its models, and rank 0 keeps its results.
+"""Run on several devices: the ranks share each target call, and rank 0 writes the results.
 
 Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary folder.
-Invariant: whatever ranks base decisions on (costs, finished samples, whether to stop) is broadcast
-from rank 0.
+Invariant: everything that decisions depend on (costs, finished samples, whether to stop) is
+broadcast from rank 0.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
 
 @contextmanager
 def join_ranks(parallel: str | None) -> Iterator[Ranks]:
-    """Yield the run's ranks, a single one unless it is parallel. Only rank 0 prints.
-    If a rank is lost, one of the others reports it and all exit with code 1."""
+    """Context manager: yield the run's ranks (a single one unless it is parallel). Only rank 0
+    prints. If a rank is lost, one of the others reports it and all exit with code 1."""
     if parallel is None:
         yield Ranks()
         return
@@ -57,8 +57,9 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 def claimed_folder(
     place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
 ) -> Iterator[ResultsFolder]:
-    """Yield the folder that this rank writes to: for rank 0 `place`, locked and checked by
-    `check_open` with the options `choice`; for others one with the files needed to resume."""
+    """Context manager: yield the folder that this rank writes to. For rank 0 it is `place`, locked
+    and checked with `check_open(**choice)`; other ranks get a temporary folder with a copy of the
+    files needed to resume."""
     with ExitStack() as stack:
         if ranks.rank:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -78,9 +79,9 @@ def claimed_folder(
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec with this rank's GPU as its device, unless one is set, without
-    device_map=auto, which would spread each rank's models over all GPUs, and with rank 0's dtype
-    for all, which dtype=auto may choose differently."""
+    """Return the spec for this rank: on its own GPU unless a device is set; without
+    device_map=auto, which would spread each rank's models over all GPUs; and with rank 0's dtype,
+    because dtype=auto may choose differently on each rank."""
     if ranks.size == 1:
         return spec
     options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}
@@ -92,7 +93,7 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
 
 
 def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, *, draft: bool) -> Pair:
-    """Return the pair with its target, and with `draft` also its draft, shared by the ranks."""
+    """Return the pair with its target (and with `draft` also its draft) sharded over the ranks."""
     target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
     if pair.draft is None or not draft:
         return Pair(target, pair.draft)
@@ -101,7 +102,8 @@ def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, *, draft: bool) -> Pair:
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return a function for a call's ms; beyond the measured sizes, in proportion to its nodes."""
+    """Return a function that predicts a call's milliseconds; beyond the measured sizes they grow in
+    proportion to the nodes."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)

@@ -1,8 +1,8 @@
 """Turn an example into the model's input ids: chat templates, conversations, padded contexts.
 
 If each decoder continued its own conversation, a near tie in bfloat16 could give decoders different
-prompts, which could not be compared. So later turns of a conversation continue the answers of one
-decoder, the run's first.
+prompts, so they could not be compared. Instead, later turns of a conversation continue the answers
+of the run's first decoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
 
 
 def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the longest prompt's token count; of a conversation, only the first turn counts."""
+    """Return the number of tokens of the longest prompt; of conversations, count the first turn
+    only."""
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
@@ -42,9 +43,9 @@ def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the decoder `first`, from which all decoders' conversations continue.
+    """The answers of the decoder `first`, which the conversations of all decoders continue.
 
-    `samples` are the completions so far, by their keys.
+    `samples` has the completions so far, by key.
     """
 
     task: Task
@@ -53,7 +54,7 @@ class Answers:
     samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
-        """Return the example; a later turn comes with the conversation before it.
+        """Return the example, with the conversation so far if it is a later turn.
 
         Raises `ValueError` if the previous turn failed.
         """
@@ -72,9 +73,9 @@ def with_context(
 ) -> list[Example]:
     """Pad each prompt with other prompts to about `tokens` tokens.
 
-    The padding is the prompts that precede the example in `others` (the whole task), wrapping
-    around; the farthest is truncated at its start. Longer prompts stay unchanged. Raises
-    `ValueError` for conversations, and if `others` have too little text.
+    The padding consists of the prompts that precede the example in `others` (the whole task),
+    wrapping around; the first one is truncated at its start. Longer prompts stay unchanged. Raises
+    `ValueError` for conversations, and if `others` has too little text.
     """
     if any(e.messages or e.follows for e in others):
         raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")

@@ -1,8 +1,7 @@
 """Record the draft trees of a run and the target's prediction at every node.
 
-Predictions serve replays without the target, trees the report. A prediction's key is its whole
-prefix (*prefix key*), so a lookup gives what the target would predict, whatever tree contains the
-prefix.
+Replays need the predictions, reports the trees. A prediction's key is its whole prefix (*prefix
+key*), so a lookup returns the target's prediction in whatever tree the prefix occurs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 PrefixKey = tuple[int, tuple[int, ...]]
-"""(Length of the common prefix with the recorded sequence, tokens after it that differ.)"""
+"""The length of the common prefix with the recorded sequence, and the tokens after it."""
 
 
 def prefix_keys(
@@ -24,7 +23,7 @@ def prefix_keys(
 ) -> Iterator[PrefixKey]:
     """Yield the key of the prediction after each node of a tree whose root is token `base` - 1.
 
-    `off` are the tokens, up to the root, since the sequence left the recording.
+    `off` has the tokens, up to the root, since the sequence first differed from the recording.
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
@@ -39,7 +38,7 @@ def prefix_keys(
 
 
 class Recorder:
-    """Wrap a drafter, keep its capabilities, and record each step."""
+    """Wraps a drafter, with its capabilities, and records each step."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -51,7 +50,7 @@ class Recorder:
         return getattr(self.drafter, name)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Start a run."""
+        """Begin a prompt with an empty record."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
 
@@ -67,7 +66,8 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the predictions that the output does not imply: off its text or past its end."""
+        """Return the predictions that do not follow from the output: those after other tokens and
+        those after its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))
@@ -78,5 +78,5 @@ class Recorder:
         return found
 
     def trees(self) -> list[ProposedTree]:
-        """Return the run's trees, one per step, with their accepted paths."""
+        """Return the recorded trees, one per step, with their accepted paths."""
         return [ProposedTree(tree, tuple(p), c[p[-1]]) for _, tree, c, p in self._steps]

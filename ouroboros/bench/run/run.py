@@ -1,4 +1,4 @@
-"""One run from its config to its results folder: load, measure, score; and what run.json records.
+"""Run a benchmark, from its config to its results folder: load, measure, score, audit.
 
     config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
     result = run(config, progress=True)
@@ -48,11 +48,11 @@ from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by
 
-BUSY = 20  # percent of the CPUs or of a GPU
+BUSY = 20  # percent of load on CPUs or a GPU from which to warn
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
 STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
-"""Options that the loop takes as they are."""
+"""Options that are passed to the loop unchanged."""
 Say = Callable[[str], object]
 
 
@@ -79,10 +79,10 @@ def run(
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
-    `say` gets each message; `progress` shows bars on stderr. The first Ctrl-C (or SIGTERM) ends the
-    run after the current sample, the second at once. `measure_costs` may give call costs if the
-    folder has none yet; without any, they are measured if a decoder needs them. Raises `ValueError`
-    if the run cannot start or resume.
+    `say` receives each message; `progress` shows bars on stderr. The first Ctrl-C (or SIGTERM) ends
+    the run after the current sample, the second at once. If the folder has no call costs yet,
+    `measure_costs` may return some; otherwise they are measured if a decoder needs them. Raises
+    `ValueError` if the run cannot start or resume.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -147,10 +147,9 @@ def run(
 
 @contextmanager
 def stopping(total: int, progress: bool, ranks: Ranks) -> Iterator[Callable[[Sample], None]]:
-    """Show a bar of `total` samples; yield a function to call after each. Once Ctrl-C or SIGTERM
-    came to any rank it raises `KeyboardInterrupt`; a second Ctrl-C does so at once.
-
-    Outside the main thread signals are left alone.
+    """Context manager: show a bar of `total` samples; yield a function to call after each sample.
+    It raises `KeyboardInterrupt` once any rank has received Ctrl-C or SIGTERM. A second Ctrl-C
+    raises at once. Outside the main thread, signals are not handled.
     """
     came, failed = list[int](), 0
 
@@ -176,7 +175,7 @@ def stopping(total: int, progress: bool, ranks: Ranks) -> Iterator[Callable[[Sam
         with tqdm(total=total, dynamic_ncols=True, disable=not progress) as bar:
             yield tick
     except RankLost:
-        if came:  # this rank was interrupted at once, the others lost it
+        if came:  # this rank stopped at once; to the others it is lost
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -195,8 +194,8 @@ def build(
 ) -> Bench:
     """Return the run's loop over its shard of the examples, padded to `context_tokens`.
 
-    Without `costs`, they are measured if a decoder needs them; an untimed run takes the default.
-    `ranks` are those of a parallel run, which share the models.
+    Without `costs`, they are measured if a decoder needs them; an untimed run uses default costs.
+    `ranks`: the ranks of a parallel run, over which the models are sharded.
     """
     tokenizer, examples = pair.target.tokenizer, part_of(examples, config.part)
     if config.context_tokens:
@@ -259,7 +258,7 @@ def short_path(path: Path) -> str:
 
 
 def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
-    """Yield one warning for each reason to doubt the run's figures."""
+    """Yield a warning for each reason to doubt the run's results."""
     if config.timing and (busy := max(load.values())) > BUSY:
         yield f"other work keeps this machine {busy:.0f} % busy: times are longer and less certain"
     about = bench.costs.about if bench.costs else {}
@@ -275,8 +274,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
 def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records about the loaded task, models and decoders.
 
-    `part` is this run's shard of the prompts. With `timing` false, other jobs shared the device and
-    times mean nothing.
+    `part` is this run's shard of the prompts. If `timing` is false, times mean nothing, because
+    other jobs may have shared the device.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))

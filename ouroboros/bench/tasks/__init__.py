@@ -1,1 +1,1 @@
-"""The tasks: examples, their prompts, and the scores of completions; one file per task."""
+"""Tasks: prompts and the scores of completions, one file per task."""

@@ -22,7 +22,7 @@ from ouroboros.bench.tasks.sandbox import verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
-"""As a path: the few rows that come with this project, for trying a task out."""
+"""The path that stands for the few rows that ship with this project, for trying out a task."""
 EXAMPLES = Path(__file__).with_name("examples")
 LINES = (".jsonl", ".ndjson")
 KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a list of texts"}
@@ -35,7 +35,7 @@ class Template:
     """A prompt template: `text` names a row's fields in braces; `stop` are its stop strings.
 
     `instructs` marks a template for instruct models that needs no chat template. `opening` precedes
-    the first turn of a conversation, `joint` every later one.
+    the first turn of a conversation, `joint` every later turn.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Template:
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""
     ) -> Example:
-        """Return the example `name`, its prompt filled in from `fields`."""
+        """Return the example `name` with the prompt filled in from `fields`."""
         prompt = self.text.format(**fields)
         messages = ({"role": "user", "content": prompt},) if self.chat else ()
         return Example(name, prompt, data, messages, group)
@@ -63,11 +63,11 @@ def templates_of(task: str) -> dict[str, Template]:
 
 @dataclass(kw_only=True)
 class DatasetTask:
-    """The options that tasks share: the source of the rows, the template, the stop strings.
+    """The options that all tasks with rows have: source of the rows, template, stop strings.
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
     Without a `path`, rows are downloaded from `hub` (id, config, split), at a `revision` (a commit)
-    if given; a task that is on no hub says in `needs_path` which file to give.
+    if given. A task without `hub` describes the needed file in `needs_path`.
     """
 
     name: ClassVar[str]
@@ -95,12 +95,12 @@ class DatasetTask:
 
     @property
     def prompt(self) -> Template:
-        """The chosen template."""
+        """The selected template."""
         return self.templates[self.template]
 
     @property
     def file(self) -> Path | None:
-        """The file or folder of the rows; None for the hub."""
+        """The file or folder of the rows; None if they come from the hub."""
         if self.path == BUNDLED:
             return EXAMPLES / f"{self.name}.jsonl"
         return found_path(self.path) if self.path else None
@@ -134,7 +134,7 @@ class DatasetTask:
         return [row for _, row in rows]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {}: nothing is scored."""
+        """Return {}, because nothing is scored."""
         return {}
 
 
@@ -142,8 +142,8 @@ class DatasetTask:
 class CodeTask(DatasetTask):
     """A task whose completions are code, scored by the problem's tests.
 
-    With `execute_code` completions run in a limited subprocess (`timeout_s`, `memory_mib`). They
-    are untrusted code: execute them only where that is acceptable.
+    With `execute_code`, completions run in a subprocess with limits (`timeout_s`, `memory_mib`).
+    They are untrusted code: execute them only where that is acceptable.
     """
 
     execute_code: bool = False
@@ -155,7 +155,7 @@ class CodeTask(DatasetTask):
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
+        """Return {"passed": 1.0 or 0.0}, or {} if code may not be executed."""
         if not self.execute_code:
             return {}
         stop, fenced = self.stop or self.templates["plain"].stop, self.prompt.chat
@@ -189,7 +189,7 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
 
 
 def found_path(path: str) -> Path:
-    """Return the file or folder; if a path below conf/ is missing, the installed one."""
+    """Return the file or folder at `path`; if it is missing and below conf/, the installed copy."""
     here = Path(path)
     shipped = conf.FOLDER.joinpath(*here.parts[1:])
     return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
@@ -204,7 +204,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text with its line ends. Raises `ValueError` for anything but UTF-8."""
+    """Return a file's text with its line ends unchanged. Raises `ValueError` if it is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from ouroboros.bench.tasks.task import Example
 WORKED = EXAMPLES / "gsm8k_worked.jsonl"
 """Question, chain of thought and answer: the worked examples of Wei et al. 2022, table 20
 (https://arxiv.org/abs/2201.11903)."""
-_SIGN = r"(?:(?<![\d)])-\$?|\$-?)?"  # the minus of "20-15" and "(4)-1" is no sign
+_SIGN = r"(?:(?<![\d)])-\$?|\$-?)?"  # in "20-15" and "(4)-1" the minus is not a sign
 _NUMBER = _SIGN + r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _HASHES = re.compile(rf"####\s*({_NUMBER})")
 _ANSWER_IS = re.compile(r"answer is|\\boxed\{", re.IGNORECASE)
@@ -22,7 +22,7 @@ _MINUS = "\N{MINUS SIGN}"
 
 
 class GSM8K(DatasetTask):
-    """1319 questions with one number as the answer. MIT licence.
+    """1319 questions whose answer is a number. MIT licence.
 
     Scored: exact match of the final number. The hub id is openai/gsm8k; `path` is a JSONL file with
     the same fields, "question" and "answer" (which ends in `#### N`).
@@ -59,9 +59,9 @@ class GSM8K(DatasetTask):
 def final_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
-    Tried in order: the number after the first `####`; the number that follows the last "answer is"
-    or `\\boxed{` in the same sentence (if it has equals signs, the number after the last one); the
-    last number of the text. Currency signs, thousands separators and a final period are ignored.
+    Takes the first of: the number after the first `####`; the number after the last "answer is" or
+    `\\boxed{` in the same sentence (after its last equals sign, if any); the last number of the
+    text. Ignores currency signs, thousands separators and a final period.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')

@@ -23,8 +23,8 @@ class HumanEval(CodeTask):
     Scored with `execute_code`: pass@1 (see `CodeTask`). `path` is a file of problems in the
     package's format.
 
-    A plain prompt ends without its last line break, as usual: most tokenizers join a line break
-    with the indentation after it, and a lone one at the end suggests the end of the text.
+    A plain prompt ends without its last line break, as is usual: most tokenizers merge a line break
+    with the following indentation, and a single one at the end suggests the end of the text.
     """
 
     name = "humaneval"

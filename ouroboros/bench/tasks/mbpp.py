@@ -15,7 +15,7 @@ SPLITS = {
     "validation": range(511, 601),
     "train": range(601, 975),
 }
-"""Which task_id belongs to which split."""
+"""The task_ids of each split."""
 WORKED = 3
 SOLVED = "- Example {n}:\n{problem}\n>>> Code:\n```python\n{code}\n```"
 
@@ -45,7 +45,7 @@ class MBPP(CodeTask):
 
     @property
     def version(self) -> str:
-        """The file's or hub revision's identity, and the split."""
+        """The identity of the file or hub revision, and the split."""
         return f"{super().version}, {self.split}"
 
     def load(self) -> list[Example]:
@@ -69,14 +69,16 @@ class MBPP(CodeTask):
         return examples
 
     def problem(self, row: Mapping) -> Mapping:
-        """Return a row as a HumanEval problem, with the code and its assertions at top level."""
+        """Return a row as a HumanEval problem; code and assertions are at the top level."""
         after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
         problem = {"task_id": str(row["task_id"]), "prompt": "", "entry_point": "None"}
         return {**problem, "test": "\n".join(after)}
 
     def _fields(self, row: Mapping) -> dict[str, str]:
         text, lines = row["text"], "\n".join(row["test_list"])
-        raw = self.template == "paper-yi"  # published: the list and the code as they stand
+        raw = (
+            self.template == "paper-yi"
+        )  # the published prompts have the list and the code unchanged
         return {
             "text": text,
             "tests": str(row["test_list"]) if raw else lines,

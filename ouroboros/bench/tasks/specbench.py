@@ -12,11 +12,11 @@ URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question
 
 
 class SpecBench(DatasetTask):
-    """480 questions in 13 categories, 80 of them (MT-Bench) of two turns. Apache-2.0.
+    """480 questions in 13 categories; 80 of them (MT-Bench) have two turns. Apache-2.0.
 
-    Nothing is scored: the benchmark measures speed. `path` is its question.jsonl, which is not on
-    the hub; its published runs use the template `vicuna`. Each turn of a question is an example,
-    "<question_id>/1" and "<question_id>/2"; its group is the question's category.
+    Nothing is scored, because the benchmark measures speed. `path` is its question.jsonl, which is
+    not on the hub; published runs use the template `vicuna`. Each turn of a question is an example,
+    "<question_id>/1" or "<question_id>/2"; its group is the question's category.
     """
 
     name = "specbench"
@@ -27,7 +27,7 @@ class SpecBench(DatasetTask):
     templates: ClassVar = templates_of("specbench")
 
     def load(self) -> list[Example]:
-        """Return every turn of every question; a later turn's prompt is its question alone."""
+        """Return every turn of every question. The prompt of a later turn is its question alone."""
         turns: list[Example] = []
         for row in self.rows():
             for number, question in enumerate(row["turns"], start=1):

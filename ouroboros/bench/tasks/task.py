@@ -16,9 +16,9 @@ from itertools import chain
 from typing import Protocol, runtime_checkable
 
 Message = Mapping[str, str]
-"""One turn of a conversation, as chat templates take it: {"role": ..., "content": ...}."""
+"""One turn of a conversation, as for chat templates: {"role": ..., "content": ...}."""
 YES_OR_NO = frozenset({"passed", "exact_match"})
-"""The names of scores that are 1 or 0 for each completion."""
+"""The scores that are either 1 or 0 for each completion, by name."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Example:
 
 
 class Task(Protocol):
-    """A set of examples and how their completions are stopped and scored."""
+    """A set of examples, their stop strings, and the scores of completions."""
 
     name: str
     version: str
@@ -102,9 +102,9 @@ def select(
 
 
 def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
-    """Return one shard: part "2/3" is every third conversation, starting with the second.
+    """Return one shard: `part` "2/3" selects every third conversation, starting with the second.
 
-    Raises `ValueError` for anything but "k/n" with k from 1 to n, and for an empty part.
+    Raises `ValueError` for anything but "k/n" with k from 1 to n, and for an empty shard.
 
     >>> [e.id for e in part_of([Example(str(i), "") for i in range(5)], "2/3")]
     ['1', '4']
@@ -121,7 +121,7 @@ def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
 
 
 def conversations(examples: Sequence[Example]) -> list[list[Example]]:
-    """Return the examples by conversation, each a list of turns.
+    """Group the examples into conversations, each a list of turns.
 
     Raises `ValueError` for a turn that comes before the one it follows.
     """

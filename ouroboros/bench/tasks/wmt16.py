@@ -15,8 +15,8 @@ class WMT16(DatasetTask):
     """2999 sentences of news to translate (test). Licence: free for research, see the task's page.
 
     Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
-    the whole corpus, which is the figure to quote. The hub id is wmt/wmt16; `path` is a JSONL file
-    of {"translation": {"de": ..., "en": ...}}.
+    the whole corpus (the number to quote). The hub id is wmt/wmt16; `path` is a JSONL file of
+    {"translation": {"de": ..., "en": ...}}.
     """
 
     name = "wmt16"
