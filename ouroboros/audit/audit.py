@@ -1,14 +1,15 @@
 """Compare completions with standard decoding: identical, numeric tie, or BUG.
 
-Where two completions first differ, either rounding decided between two tokens (in bfloat16 a call
-of six rows rounds differently from a call of one), or there is a bug. Two measurements tell.
-*Shift*: how far the float64 logits would have to move for standard decoding to choose the other
-token. *Noise*: how far rounding in the run's dtype moves the logits, measured on the same text by
-transformers' own forward pass, without a drafter and without this library's cache, masks or
-attention. A shift within the noise is a numeric tie; a larger one is a bug.
+If two completions first differ at some token, either rounding decided between two tokens (in
+bfloat16 a call of six rows rounds differently from a call of one), or there is a bug. Two
+measurements distinguish these cases. *Shift*: how far the float64 logits would have to move for
+standard decoding to choose the other token. *Noise*: how far rounding in the run's dtype moves the
+logits, measured on the same text with transformers' own forward pass, without a drafter and without
+this library's cache, masks or attention. If the shift is at most the noise, the difference is a
+numeric tie; otherwise it is a bug.
 
-Invariant: every tie has a shift of the logits under which the same selection (temperature, filters,
-noise, processors) gives the other token.
+Invariant: for every tie there is a shift of the logits with which the same selection (temperature,
+filters, noise, processors) chooses the other token.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from ouroboros.tree import TokenTree
 Verdict = Literal[
     "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"
 ]
-"""The last four: the decoder preserves only the distribution; standard decoding, not itself
-compared with float64; memory or standard decoding's completion was missing; every decoder refused
-the prompt."""
+"""The last four: "in law": the decoder preserves only the distribution. "reference": standard
+decoding's completion, not itself compared with float64. "not judged": there was too little memory,
+or no completion of standard decoding. "not measured": every decoder refused the prompt."""
 
 WHOLE = 1 << 30
 """The `rows` of a control that scores a whole text in one call."""
 LIKELY = 32  # noise is measured on this many most probable tokens per position
 USUAL = 0.95  # quantile of the noise over positions
 HIGHEST = 1e6  # largest shift tried, in logits
-RIVALS = 8  # competing tokens tried in `_directions`
+RIVALS = 8  # how many competing tokens `_directions` tries
 
 
 @dataclass(frozen=True)
 class Finding:
     """The verdict on one completion.
 
-    `index` is the first new token that differs; `expected` and `found` are the ids there (None: the
-    completion has ended). `margin` is the score of `expected` minus that of `found`, by precision;
-    the argmax of the scores is the chosen token (when sampling: filtered logits plus noise). `cut`
-    is, by id, the float64 logit minus the lowest logit that the filters keep. `shift` and `noise`
-    are in logits.
+    `index` is the first new token that differs; `expected` and `found` are the two ids at this
+    index (None: the completion has ended). `margin` is the score of `expected` minus the score of
+    `found`, by precision; the token with the highest score is chosen (when sampling, scores are
+    filtered logits plus noise). `cut` is, by id, the float64 logit minus the lowest logit that the
+    filters keep. `shift` and `noise` are in logits.
     """
 
     verdict: Verdict
@@ -64,7 +65,7 @@ class Finding:
     noise: float | None = None
 
     def to_dict(self) -> dict:
-        """Return the non-empty fields, as in audit.jsonl."""
+        """Return the non-empty fields, in the form of audit.jsonl."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
 
 
@@ -72,8 +73,8 @@ class Finding:
 class Control:
     """Standard decoding's completion scored by transformers' own forward, `rows` tokens per call.
 
-    It chooses a different token at `differ` of the `positions` positions, at `first` first (None:
-    nowhere). `noise` is the 95th percentile of the logits' rounding error over all positions.
+    Of `positions` tokens, it chooses `differ` differently; the first at index `first` (None: no
+    difference). `noise` is the 95th percentile of the logits' rounding error over all positions.
     """
 
     rows: int
@@ -117,12 +118,12 @@ class Auditor:
         choose: TokenSelector,
         controls: bool = False,
     ) -> tuple[dict[str | None, Finding], list[Control]]:
-        """Return a finding for each decoder in `others` (under None: for the reference), and the
+        """Return a finding for each decoder in `others` (the key None: for the reference), and the
         controls.
 
-        `reference` are standard decoding's new tokens, `others` those of each decoder (None: no
+        `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
         completion). Controls are measured if a completion differs, or always with `controls`; the
-        finding under None then compares the reference with float64. After a tie, the rest of a
+        finding of the key None then compares the reference with float64. After a tie, the rest of a
         completion is compared with float64.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
@@ -149,7 +150,8 @@ class Auditor:
         return findings | {None: text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-        """Return logits after each prefix, [len(new), vocab] float64, by a copy in `dtype`."""
+        """Compute the logits after each prefix with a copy of the model in `dtype`; return them as
+        float64 [len(new), vocab]."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
@@ -177,8 +179,8 @@ class Auditor:
 def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Return the rounding error of logits [positions, vocab] at each position.
 
-    This is the largest difference over a position's most probable tokens, less an offset common to
-    all tokens, which changes no choice.
+    This is the largest difference over a position's most probable tokens, after removing an offset
+    common to all tokens, which does not affect selection.
     """
     likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
     moved = logits.gather(-1, likely) - exact.gather(-1, likely)
@@ -220,7 +222,7 @@ class _ScoredText:
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
     def worst(self, noise: torch.Tensor) -> Finding:
-        """Return the worst finding over all tokens: each must be float64's choice, within noise."""
+        """Check that each token is float64's choice within the noise; return the worst finding."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -232,7 +234,7 @@ class _ScoredText:
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
         """Return the finding for a position where another token was chosen: numeric tie or BUG.
 
-        The allowed noise is the larger of the position's own and the 95th percentile.
+        The allowed noise is the larger of the noise at this position and the 95th percentile.
         """
         exact, both = self.exact[index], (expected, found)
         shift = max(
@@ -268,9 +270,10 @@ def min_logit_perturbation(
     """Return the size of the smallest perturbation found of `logits` [vocab] that chooses `token`.
 
     The choice is the argmax of `scores(perturbed logits)`. Each logit moves by at most the returned
-    size; 0.0 if `token` is already chosen. This is an upper bound, since only a few directions are
-    tried: raising the token alone, and the changes by which a filter (top-k, top-p, min-p) admits
-    the token or excludes a rival. Relative precision is 0.001 along each direction.
+    size; 0.0 if `token` is already chosen. This is an upper bound, because only a few directions
+    are tried: raising the token alone, and the changes by which a filter (top-k, top-p, min-p)
+    admits the token or excludes a competing token. The relative precision along each direction is
+    0.001.
     """
     winner = int(scores(logits).argmax())
     if winner == token:
@@ -291,7 +294,8 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions, with entries of 1 or -1, that favour `token` over the winner and rivals."""
+    """Yield directions, with entries of 1 or -1, that favour `token` over the winner and competing
+    tokens."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

@@ -1,8 +1,8 @@
 """Audit completions of any engine, read from files.
 
 Each line is a JSON object with `prompt` or `prompt_token_ids`, and the completion as `text` or
-`token_ids` (vLLM's names). Lines of several files pair by `id`, or by order. Prefer token ids,
-since text may be tokenized differently from the tokens that were generated. A completion without
+`token_ids` (vLLM's names). Lines of several files are paired by `id`, or by order. Prefer token
+ids, because tokenizing a text may give other tokens than were generated. A completion without
 tokens means that the end token came first.
 """
 
@@ -26,8 +26,8 @@ def audit_files(
     eos: Collection[int] = (),
     on_row: Callable[[], object] = lambda: None,
 ) -> list[Row]:
-    """Return the audit of greedy completions, prompt by prompt. The first file is compared with the
-    model in float64, every other file with the first.
+    """Audit files of greedy completions, prompt by prompt: compare the first file with the model in
+    float64, every other file with the first.
 
     Files are named by their stems. Raises `ValueError` for a line that cannot be read, and for a
     prompt that is missing or different in the first file.
@@ -70,7 +70,7 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Return (prompt, new tokens) of each line, by id; repeated end tokens are reduced to one."""
+    """Read (prompt, new tokens) of each line, by id; drop all but one of several end tokens."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Score text by transformers' own forward pass: none of this library's cache, masks or attention.
+"""Score text with transformers' own forward pass, without this library's cache, masks or attention.
 
 The reference of an audit must not share code with the decoders that it checks.
 """
@@ -51,7 +51,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Use transformers' own attention within this context."""
+    """Context manager: use transformers' own attention."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

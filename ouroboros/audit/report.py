@@ -1,4 +1,4 @@
-"""Verdicts and tables of an audit, computed from its rows alone."""
+"""Count the verdicts of an audit and format them; everything is computed from its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ouroboros.audit.audit import WHOLE
 
 SHOWN = 40
 OPEN = ("not judged", "not measured")
-"""Verdicts that leave a completion unjudged."""
+"""The verdicts of completions that were not compared."""
 LEGEND = """\
 identical: the tokens of standard decoding. numeric tie: at the first token that differs, a shift of
 the float64 logits within the noise makes standard decoding choose the other token; the noise is the
@@ -29,7 +29,7 @@ differ too."""
 
 @dataclass(frozen=True)
 class Row:
-    """The audit of one prompt and repeat: a finding for each decoder, by name."""
+    """The audit of one prompt and repeat: the findings by decoder, and the controls."""
 
     example: str
     repeat: int
@@ -38,7 +38,7 @@ class Row:
 
 
 def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:
-    """Return how many completions of a decoder had each verdict."""
+    """Count a decoder's completions by verdict."""
     return dict(Counter(r.findings[decoder]["verdict"] for r in rows if decoder in r.findings))
 
 
@@ -74,8 +74,8 @@ def greedy_equivalent(counts: Mapping[str, int]) -> str:
 
 
 def control_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row per call size: in how many texts and tokens transformers' own forward pass
-    differs from standard decoding, and the largest noise in logits."""
+    """Return a row per call size: how many completions and tokens differ between transformers' own
+    forward pass and standard decoding, and the largest noise in logits."""
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls

@@ -35,7 +35,7 @@ from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
-"""Options of this command that the command at its end repeats."""
+"""Options that are repeated in the recommended command."""
 
 
 def advise(options: dict) -> tuple[int, dict]:
@@ -96,7 +96,8 @@ def advise(options: dict) -> tuple[int, dict]:
 def print_advice(
     options: dict, folder: ResultsFolder | None, evidence: Evidence, overrides: list[str]
 ) -> dict:
-    """Predict each decoder; print the best command and why some are slow; return the document."""
+    """Predict each decoder; print the best command and why some decoders are slow; return the JSON
+    document."""
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
     rows, why = [], []
@@ -141,7 +142,8 @@ def print_advice(
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
-    """Return `rates` by decoder, from an advice.json or two shares for all; {} for None."""
+    """Return the off-text rates by decoder, from an advice.json or from two shares for all; {} for
+    None."""
     if not isinstance(given, str):
         rates = OffTextRates.given(given)
         return {"": rates} if rates else {}

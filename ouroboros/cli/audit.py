@@ -27,7 +27,7 @@ from ouroboros.cli.common import composed
 
 
 def audit(options: argparse.Namespace) -> tuple[int, dict]:
-    """Judge a run, or files of completions; write audit.jsonl and audit.md; print the verdicts."""
+    """Audit a run, or files of completions; write audit.jsonl and audit.md; print the verdicts."""
     first = Path(options.folder)
     overrides = [one for one in options.overrides if "=" in one]
     files = [first, *(Path(one) for one in options.overrides if "=" not in one)]

@@ -28,11 +28,11 @@ OWN_DEVICE = {
     "RayLauncher": ["ray.remote.num_gpus"],
     "SlurmLauncher": ["gpus_per_node", "additional_parameters.exclusive"],
 }
-"""Options by which a launcher gives each job a device of its own."""
+"""Options by which a launcher gives each job a separate device."""
 
 
 def bench(options: dict) -> tuple[int, dict | None]:
-    """Run, write the report, print the tables."""
+    """Run the benchmark, write the report, print the tables."""
     config, probe = run_config(options)
 
     def measured(pair: Pair) -> Costs | None:
@@ -65,11 +65,11 @@ def bench(options: dict) -> tuple[int, dict | None]:
 
 
 def run_config(options: dict) -> tuple[RunConfig, Path | None]:
-    """Return this job's config and, in a timed sweep, the file of call costs that its jobs on the
+    """Return this job's config and, in a timed sweep, the file of call costs that all jobs on the
     same models share, so that jobs differ in settings, not in measured costs.
 
-    Each job of a sweep has a results folder. Raises `ValueError` if a job is timed while others
-    may share its device.
+    Each job of a sweep has a separate results folder. Raises `ValueError` if a job is timed while
+    others may share its device.
     """
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:

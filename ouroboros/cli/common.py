@@ -26,7 +26,7 @@ CALLERS = (
     *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
     *(ImportError, KeyboardInterrupt),
 )
-"""Errors that the caller can fix."""
+"""Errors that the user can fix."""
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
@@ -39,7 +39,7 @@ def plain(cfg: DictConfig) -> dict:
     """Return a resolved config as plain values.
 
     Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown one.
+    stderr. Raises `ValueError` for an unknown decoder.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     decoders = config.get("decoder") or {}
@@ -53,7 +53,8 @@ def plain(cfg: DictConfig) -> dict:
 
 
 def check_sizes(name: str, sizes: object) -> list[int]:
-    """Return a list of sizes. Raises `ValueError` for anything else."""
+    """Check that `sizes` is a list of sizes and return it. Raises `ValueError` for anything
+    else."""
     whole = isinstance(sizes, list) and sizes and all(type(s) is int and s > 0 for s in sizes)
     if not whole:
         raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")
@@ -62,7 +63,7 @@ def check_sizes(name: str, sizes: object) -> list[int]:
 
 def new_folder(results_dir: str | None) -> ResultsFolder | None:
     """Return a results folder, created if missing; None for None. Raises `ValueError` if it
-    contains files; subfolders are fine."""
+    contains files (subfolders are allowed)."""
     from ouroboros.bench.run.folder import ResultsFolder
 
     if not results_dir:

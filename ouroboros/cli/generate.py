@@ -1,4 +1,4 @@
-"""Decode one prompt and show who proposed each token: `ouroboros generate`.
+"""Decode one prompt and show the source of each token: `ouroboros generate`.
 
 On a terminal, drafted text is coloured by its source, in the colours of a report's page; the
 target's own tokens have the default colour. Elsewhere the text is plain.
@@ -41,16 +41,16 @@ DRAFTED = {
     for source, (mark, _) in SOURCES.items()
     if source not in ("target", "correction", "bonus")
 }
-"""The colours of tokens that are not the target's own."""
+"""The colours of draft tokens, by source."""
 CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 GAP = 3  # columns between two texts
 Piece = tuple[str, str]
-"""Text, and the source of its last token: one of `StepRecord.sources`, or "given"."""
+"""A piece of text and the source of its last token: one of `StepRecord.sources`, or "given"."""
 
 
 class Runner:
-    """One decoder decoding one prompt: its text so far, and a clock that runs only in `step`, so
-    that decoders that take turns are timed separately."""
+    """One decoder on one prompt, with its text so far. Its clock runs only in `step`, so decoders
+    that take turns are timed separately."""
 
     def __init__(
         self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
@@ -66,7 +66,8 @@ class Runner:
     def step(self) -> list[Piece]:
         """Run one decoding step; return the text that it added, [] at the end.
 
-        A token that ends inside a character adds ""; the one that completes it adds all of it.
+        A token that ends inside a character adds ""; the token that completes it adds the whole
+        character.
         """
         started = time.perf_counter()
         trace = next(self._traces, None)
@@ -83,7 +84,7 @@ class Runner:
         return added
 
     def figures(self) -> tuple[str, str]:
-        """Return tokens, seconds and tokens/s as text, and tokens per target call."""
+        """Return two texts: tokens, seconds and tokens/s; tokens per target call."""
         count = len(self.tokens)
         rate = count / self.seconds if self.seconds else 0.0
         return (
@@ -93,7 +94,7 @@ class Runner:
 
 
 def generate(options: argparse.Namespace) -> tuple[int, None]:
-    """Decode the prompt, in a race also greedily; show the texts as they grow."""
+    """Decode the prompt (with --race also greedily), and show the texts as they grow."""
     names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
     overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
@@ -135,7 +136,8 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return each decoder, warmed up on another text, with a separate cache.
+    """Load the models; return a runner for each decoder, warmed up on another text, with a separate
+    cache.
 
     Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
     """
@@ -172,15 +174,15 @@ def turns(runners: Sequence[Runner]) -> Iterator[list[Piece]]:
 
 
 def coloured(pieces: Iterable[Piece]) -> Text:
-    """Return pieces of text in their sources' colours; control characters, which may affect the
-    terminal, become replacement characters."""
+    """Return pieces of text in the colours of their sources. Control characters, which may affect
+    the terminal, become replacement characters."""
     styles = DRAFTED | {"given": "dim"}
     shown = ((CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), styles.get(s)) for text, s in pieces)
     return Text().append_tokens(shown)
 
 
 def write(console: Console, pieces: Sequence[Piece]) -> None:
-    """Append text to the earlier output."""
+    """Append text to the terminal's output."""
     if console.is_terminal:
         console.print(coloured(pieces), end="", soft_wrap=True, highlight=False)
     else:
@@ -189,7 +191,8 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return texts side by side under their figures; unless `whole`, only the last lines."""
+    """Return the texts side by side, below tokens and times; unless `whole`, only their last
+    lines."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []
@@ -205,7 +208,7 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 
 
 def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
-    """Yield the legend, the figures, and in a race whether the texts are equal."""
+    """Yield the legend, tokens and times, and in a race whether the texts are equal."""
     if console.is_terminal:
         yield Text("plain: the target's own token")
         seen = {source for runner in runners for _, source in runner.pieces}

@@ -1,7 +1,7 @@
 """The command line: `ouroboros COMMAND ...`, or `python -m ouroboros COMMAND ...`.
 
-A command's module, and with it torch, is imported when the command runs, never for its help: the
-help is in conf/hydra/help for commands with Hydra's syntax, here for the others.
+A command's module, and with it torch, is imported when the command runs, never for its help. The
+help of commands with Hydra's syntax is in conf/hydra/help, the help of the others is here.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ COMMANDS = {
     "generate": "decode one prompt; colours show each token's source",
     "bench": "run decoders over a task on one pair of models, and compare them",
     "report": "make tables, plots and an HTML page from results folders",
-    "audit": "check that a run is lossless: a verdict on every completion",
+    "audit": "check that a run is lossless, with a verdict on every completion",
     "advise": "predict each decoder's speed on this machine and its best settings",
     "profile": "time calls of both models, and the phases of each step",
     "replay": "run drafters on recorded text, without the target",
-    "tune": "search every decoder's settings with one budget",
+    "tune": "search every decoder's best settings, with the same effort for each",
 }
 HYDRA = {"bench": "config", "advise": "advise", "profile": "profiling", "replay": "replay"}
-"""Commands with Hydra's syntax, and their configs. They take a config as plain values."""
+"""Commands with Hydra's syntax, and their configs. Their functions take the config as a dict."""
 SOME_FAILED = 3
 """The exit code of a run in which some samples failed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first argument names; return its exit code.
+    """Run the command named by the first argument; return its exit code.
 
-    A user error is one line on stderr and exit code 2. With HYDRA_FULL_ERROR set, the whole
-    traceback is shown.
+    A user error prints one line on stderr and gives exit code 2; with HYDRA_FULL_ERROR set, it
+    prints the traceback.
     """
     parser = argparse.ArgumentParser(
         prog="ouroboros",
@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, options: Any, *, as_json: bool) -> int:
     """Run a command; return its exit code.
 
-    With --json, or if stdout is not a terminal, the command's JSON document is printed as the last
-    line, for programs.
+    With --json, or if stdout is not a terminal, the last line printed is the command's JSON
+    document, for programs.
     """
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     code, document = command(options)
@@ -81,7 +81,8 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 
 
 def run_hydra(name: str, argv: Sequence[str]) -> int:
-    """Compose a command's config and run it, in a sweep once per job; return the exit code.
+    """Compose a command's config and run the command (in a sweep once per job); return the exit
+    code.
 
     A sweep continues after failed samples.
     """
@@ -118,10 +119,10 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with one-line errors."""
+    """An argument parser with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and where to find the options; exit with 2."""
+        """Print the error, say where the options are listed, and exit with code 2."""
         self.exit(2, f"error: {message}; '{self.prog} --help' lists the options\n")
 
 
@@ -140,19 +141,18 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def generate(add: Callable) -> None:
-    """Decode one prompt and show who proposed each token.
+    """Decode one prompt and show the source of each token.
 
         ouroboros generate "def mean(values):"
         ouroboros generate "def mean(values):" --race
         ouroboros generate "Once" --target ID --draft ID --temperature 0.8
         ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
 
-    By default the models are the reference pair inside the shapes of larger
-    models, as in 'ouroboros bench' (model.standin=null: the pair itself), in
-    float32; other models have model.dtype=auto. With --race, greedy decoding
-    runs too: the two take turns, and the one with less time on its clock goes
-    next, so each text grows at its measured speed. Both decode a warm-up text
-    first.
+    The default models are the reference pair as stand-ins of larger models in
+    float32, as in 'ouroboros bench' (model.standin=null: the pair itself). Other
+    models have model.dtype=auto. With --race, greedy decoding runs too. The two
+    decoders take turns: the one that has used less time goes next, so each text
+    grows at its measured speed. Both decode a warm-up text first.
     """
     add("prompt", help="the prompt to continue")
     add("overrides", nargs="*", metavar="NAME=VALUE", help="options of conf/config.yaml")
@@ -166,89 +166,90 @@ def generate(add: Callable) -> None:
 
 
 def report(add: Callable) -> None:
-    """Make reports from results folders: tables, pictures, and one HTML page.
+    """Make reports from results folders: tables, plots, and one HTML page.
 
         ouroboros report results/main_matched      one run
         ouroboros report results/local/sweep       a sweep: a folder of run folders
         ouroboros report results/main_matched results/main_t08 --out results/report
 
-    The report over all of them goes to --out: report.html, report.md, summary.json,
-    numbers.csv, tables/ and plots/. Each folder's summary.json, summary.md and plot
-    stay unchanged without --remake. --costs takes named costs or a profile's file
-    and adds each run's cost per token and predicted speedups. Parts of one run
-    that several workers measured are merged. A folder that cannot be read is named
-    on stderr and skipped; the exit code is then 2. The terminal shows one table
-    per run, with --wide all of them. With --json, or if stdout is not a terminal,
-    the last line on stdout is one JSON document.
+    One report on all runs is written to --out: report.html, report.md,
+    summary.json, numbers.csv, tables/ and plots/. Each folder's summary.json,
+    summary.md and plot stay unchanged without --remake. --costs takes a name of
+    costs, or a file written by 'ouroboros profile', and adds cost per token and
+    predicted speedups. Shards of one run (part=1/4, ...) are merged. A folder that
+    cannot be read is named on stderr and skipped; the exit code is then 2. The
+    terminal shows one table per run, with --wide all tables. With --json, or if
+    stdout is not a terminal, the last line on stdout is one JSON document.
     """
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder or its parent")
-    add("--out", type=Path, help="report folder (default: beside them)")
+    add("--out", type=Path, help="report folder (default: beside the results folders)")
     add("--costs", help="costs for predictions: a name, or a profile's costs.json")
     add("--remake", action="store_true", help="rewrite each folder's summary and plot")
     add("--spec-bench", action="store_true", help="also write answers in Spec-Bench's format")
-    where = "the runs' tokenizer, so that the page shows text (default: where run.json says)"
+    where = "the runs' tokenizer, for the texts on the page (default: the one named in run.json)"
     add("--tokenizer", metavar="FOLDER", help=where)
     add("--wide", action="store_true", help="print every table of every run")
 
 
 def audit(add: Callable) -> None:
-    """Is a run lossless? Judge every completion: identical, numeric tie or BUG.
+    """Check that a run is lossless: a verdict on each completion, such as BUG.
 
         ouroboros bench experiment=audit results_dir=results/local/audit
         ouroboros audit results/local/audit
-        ouroboros audit results/local/x task.path=mine.jsonl   its path here
+        ouroboros audit results/local/x task.path=mine.jsonl   if the file has moved
 
-    Reloads the models from the run's config. The text of standard decoding
-    (greedy) is compared with transformers' own forward, in float64 and with calls
-    of 1, 8 and all tokens; every other decoder's text with that of standard
-    decoding. Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG,
-    2 if a completion could not be judged.
+    Reloads the models from the run's config. Compares the completions of greedy
+    (standard decoding) with transformers' own forward, in float64 and with calls
+    of 1, 8 and all tokens, and the completions of other decoders with greedy's.
+    Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG, and 2
+    if the verdict on a completion is "not judged".
+
+    To audit completions of any engine at temperature 0:
 
         ouroboros audit greedy.jsonl fast.jsonl model=hf model.target=ID
 
-    judges completions of any engine at temperature 0: the first file against the
-    model's own forward, the others against the first. Each line has prompt or
-    prompt_token_ids, and text or token_ids (vLLM's names). An engine is
-    greedy-equivalent if every completion is identical or differs at a numeric tie.
+    compares the first file with the model's own forward, and the others with
+    the first. Each line has prompt or prompt_token_ids, and text or token_ids
+    (vLLM's names). An engine is greedy-equivalent if every completion is
+    identical or differs only by a numeric tie.
     """
     add("folder", help="a results folder, or a file of greedy completions")
-    what = "options of the run's config, such as paths; for files, the other files and the model"
+    what = "options of the run's config, such as paths; or more files, then the model's options"
     add("overrides", nargs="*", metavar="NAME=VALUE", help=what)
 
 
 def tune(add: Callable) -> None:
-    """Tune every decoder on the same recorded texts, each with the same effort.
+    """Tune every decoder on the same recorded texts, with the same effort for each.
 
         ouroboros tune --decoders speculative ouroboros --trials 16
         ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
         ouroboros tune --fit weights.json
 
-    Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
-    Decoders are replayed on these texts; those that cannot be replayed run live and
-    must give the same texts. Each tries its configured settings and random ones,
-    then a coordinate search from the best, on the first prompts of each file; the
-    finalists are compared on all prompts. The costs of each machine in --costs turn
-    counts into speed; settings are ranked by the geometric mean over files and
-    temperatures. The report (tuning.json, tuning.md) says how much slower the
-    configured settings and the other machine's best are. Rerun to resume.
+    The target's output for each prompt, greedy and sampled, is recorded once, in
+    float32. Decoders are replayed on these texts; those that cannot be replayed
+    run live and must return the same texts. On the first prompts of each file,
+    the search tries the configured settings and random ones, then changes one
+    setting of the best at a time. The finalists are compared on all prompts.
+    Speed is predicted from counts with each of --costs; settings are ranked by
+    the geometric mean over files and temperatures. The report (tuning.json,
+    tuning.md) shows how much slower than the best settings found the configured
+    ones are, and those that are best for the other costs. Rerun to resume.
 
-    --fit FILE fits Ouroboros' estimators to the pair instead, some minutes for ten
-    prompts, and writes their weights, what they were fitted on, how well they
-    predict, and a plot; use them with decoder.ouroboros.weights=FILE.
-
-    Never give it a benchmark's prompts.
+    --fit FILE instead fits the weights of Ouroboros' estimators to the pair, and
+    writes them with the quality of the fit, and a plot. Use them with
+    decoder.ouroboros.weights=FILE. Never tune on a benchmark's prompts.
     """
     add("--prompts", nargs="+", metavar="FILE", help="JSONL (default: conf/task/development*)")
     add("--fit", type=Path, metavar="FILE", help="output file for the fitted weights")
-    noise = "noise levels added to the draft's logits (0)"
+    noise = "for --fit: levels of Gaussian noise on the draft's weights"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     spaces = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
     add("--decoders", nargs="*", default=[name for name in spaces if not name.startswith("hf_")])
     costs = "names or files of costs, each searched separately"
     add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
-    add("--trials", type=int, default=24, help="settings per decoder before the search")
-    add("--first", type=int, default=6, help="prompts per file used in the search")
+    add("--trials", type=int, default=24, help="settings tried before the search")
+    add("--first", type=int, default=6, help="prompts per file in the search")
     add("--limit", type=int, help="prompts per file (default: all)")
     add("--max-new", type=int, default=96)
     add("--seed", type=int, default=0)

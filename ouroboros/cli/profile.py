@@ -1,6 +1,6 @@
-"""Show where the time goes on this machine: `ouroboros profile`.
+"""Measure where the time goes on this machine: `ouroboros profile`.
 
-The options are those of `ouroboros bench` and profile.* (conf/profiling.yaml).
+The options are those of `ouroboros bench`, plus profile.* (conf/profiling.yaml).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ouroboros.tuning.evidence import Evidence
 
 
 def replay(options: dict) -> tuple[int, dict]:
-    """Replay each decoder, print and write the table."""
+    """Replay each decoder; print and write the table."""
     if not options["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
@@ -106,8 +106,8 @@ def replay(options: dict) -> tuple[int, dict]:
 
 
 def warn_of_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
-    """Raise `ValueError` if a decoder would draft with a different model than the `recorded` one;
-    only warn if the overrides name that model."""
+    """Raise `ValueError` if a decoder would draft with another model than the `recorded` one; warn
+    instead if the overrides name that model."""
     if not recorded or Path(recorded).name == Path(name or recorded).name:
         return
     what = f"the recorded run drafted with {recorded}, this replay with {name}"

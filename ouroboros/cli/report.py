@@ -22,11 +22,11 @@ from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.costs import CostModel
 
 PIPE_WIDTH = 120
-"""Columns of a table where stdout is not a terminal."""
+"""The width of tables, in characters, if stdout is not a terminal."""
 
 
 def report(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Write reports on the folders and print each run's tables."""
+    """Write the report on the folders and print each run's tables."""
     costs, failures = load_costs(options.costs), list[str]()
 
     def fail(error: object) -> None:
@@ -62,8 +62,8 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
 def gather(
     folders: Sequence[Path], fail: Callable[[object], object], *, remake: bool = False
 ) -> list[Measured]:
-    """Return each run below the folders once; `fail` gets the error of each unreadable one.
-    `remake` rewrites each folder's own report."""
+    """Read every run in or below the folders, once; pass the errors of unreadable folders to
+    `fail`. `remake`: also rewrite each folder's summary and plot."""
     found: dict[Path, Measured] = {}
     for folder in folders:
         try:

@@ -35,14 +35,15 @@ from ouroboros.tuning.search import SPACES
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
-Speed: tokens per target call of one node, by counts and costs; geometric mean over tasks and
-temperatures. Each decoder: its configured settings, random ones up to {trials_each} in all, then
-from the best of them a coordinate search. regret: what the configured settings lose against the
-best found; best by ...: what settings lose that are the best by the other machine's costs."""
+Speed: tokens per target call of one node, predicted from counts and costs; geometric mean over
+tasks and temperatures. Search: {trials_each} settings of each decoder (the configured ones and
+random ones), then a coordinate search from the best. regret: how much slower than the best settings
+found the configured settings are; best by ...: the same for the settings that are best by these
+other costs."""
 
 
 def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Tune every decoder for every machine's costs and print the report; `--fit`: see `fit`."""
+    """Tune every decoder for each of the costs and print the report; for `--fit`, see `fit`."""
     if unknown := [name for name in options.decoders if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
@@ -110,7 +111,7 @@ def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
 def fit(
     options: argparse.Namespace, config: RunConfig, pair: Pair, tasks: Mapping[str, Prompts]
 ) -> None:
-    """Fit the estimators' weights, write them and a plot, print how well they predict."""
+    """Fit the estimators' weights; write them and a plot; print the quality of the fit."""
     target, draft = pair.models
     ids = {
         name: [target.tokenizer(one.prompt).input_ids for one in task.load()[: options.limit]]

@@ -1,4 +1,4 @@
-"""Call costs as data: milliseconds by nodes and context, and the run times that they predict."""
+"""Call costs: milliseconds by nodes and context length, and run times predicted from them."""
 
 from ouroboros.costs.costs import NAMES, NOISY, UNTIMED, CostModel, Costs
 from ouroboros.costs.surface import Footprint, Surface

@@ -1,9 +1,9 @@
 """The costs of calls of a pair of models on one machine, and predictions from them.
 
 `Costs` are loaded (by name, from a file or a small table), measured on this machine, derived from
-timed runs, or computed from bytes and bandwidth. From them and a run's counts a `CostModel`
-predicts the run's seconds on that machine. Predictions are samples, so every metric, speedup and
-interval of the benchmark applies to them too.
+timed runs, or computed from bytes and bandwidth. With them, a `CostModel` predicts the seconds of a
+run from its counts. Predictions are samples, so all metrics and intervals of the benchmark apply to
+them too.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from ouroboros.engine.model import CachedModel
 
 NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
-"""Shipped costs. "epyc": a few CPU cores, where a call of 64 nodes takes 2.5 times as long as one
-of a single node. "flat": like a GPU, where it takes 1.2 times as long. The others are rooflines."""
+"""Shipped costs. "epyc": a few CPU cores; a call of 64 nodes takes 2.5 times as long as a call of
+one. "flat": as expected of a GPU; it takes 1.2 times as long. The others are rooflines of GPUs."""
 UNTIMED = "epyc"  # used by runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # tree sizes timed; others are interpolated
-PROBED_CONTEXT = 1024  # up to here, cost hardly depends on the context
+PROBED_CONTEXT = 1024  # up to this context, cost hardly depends on the length
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
 PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, up to the draft's limit
-NOISY = 0.2  # a probe with a larger relative spread is repeated, up to `PROBES` in all
+NOISY = 0.2  # measurements with a larger relative spread are repeated, up to `PROBES` in all
 LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text takes its own forward pass
 ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
 Sample = Any
-"""`ouroboros.bench.metrics.sample.Sample`, not imported, since costs do not depend on bench."""
+"""`ouroboros.bench.metrics.sample.Sample`; not imported, because costs must not import bench."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Costs:
     def load(cls, source: str | Path | Mapping) -> Costs:
         """Return the costs of a name in `NAMES`, a file (YAML or JSON), or a mapping.
 
-        A file or mapping is in the format of `save`, or a small table that holds at every context:
+        A file or mapping has the format of `save`, or is a small table for all contexts:
         {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30};
         `draft_ms` may also be a mapping by nodes. Raises `ValueError` for anything else.
         """
@@ -128,11 +128,11 @@ class Costs:
     ) -> Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
-        The models alternate, up to five calls per size; costs are the medians, so a larger tree may
-        cost less than a smaller one. A noisy probe is repeated, and the one with the least relative
-        spread is used (`about["spread"]`). An engine that pads its calls is timed at its own sizes.
-        Contexts too close to the model's limit for a tree of 96 nodes get the costs of the longest
-        one measured. Empties the models' caches.
+        The models alternate, with up to five calls per size; costs are medians, so a larger tree
+        may cost less than a smaller one. A noisy measurement is repeated, and the one with the
+        smallest relative spread is used (`about["spread"]`). An engine that pads calls is timed at
+        its padded sizes. Contexts too close to the model's limit for a tree of 96 nodes get the
+        costs of the longest measured context. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -188,9 +188,9 @@ class Costs:
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
         """Return median costs of timed samples, pooled over all contexts.
 
-        First steps contain the prefill and are used for `prefill_ms` only. Draft costs are by nodes
-        if every step records them, else one mean. Raises `ValueError` if no step was timed,
-        or if several sequences took a step together.
+        First steps include the prefill and are used for `prefill_ms` only. Draft costs are by nodes
+        if every step records nodes, else a single mean. Raises `ValueError` if no step was timed,
+        and for samples of batches.
         """
         later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
         if not later:
@@ -231,7 +231,7 @@ class Costs:
         A call takes the longer of two times: reading weights, keys and values once at
         `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s, two per
         two-byte weight and node; None: ignored). Real calls take longer. `host_ms` is a number or a
-        mapping by decoder. Raises `ValueError` for figures not above 0.
+        mapping by decoder. Raises `ValueError` for numbers not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
@@ -256,16 +256,17 @@ class Costs:
         )
 
     def draft_ratio(self, context: int | None = None) -> float | None:
-        """Return the cost of a one-node draft call over that of a one-node target call; None
-        without a draft. `context` defaults to the smallest one measured."""
+        """Return the cost of a one-node draft call / the cost of a one-node target call; None
+        without a draft. `context` defaults to the smallest measured one."""
         if self.draft is None:
             return None
         at = min(self.target.ms) if context is None else context
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def draft_reading_ms(self, tokens: int, context: float) -> float:
-        """Return the milliseconds of a draft prefill of `tokens` tokens: interpolated if measured
-        (beyond the longest in proportion), else priced as calls of the largest size."""
+        """Return the milliseconds of a draft prefill of `tokens` tokens. If prefills were measured,
+        interpolate (beyond the longest, in proportion to the tokens); otherwise predict it as calls
+        of the largest size."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
@@ -278,9 +279,9 @@ class Costs:
     def drafting_ms(self, step: StepRecord, context: int) -> float:
         """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        They are taken as equally large; text that the draft reads after a long pause is priced
-        apart, if no tree measured is so large. Raises `ValueError` beyond what was measured,
-        and where the costs have no draft.
+        The calls are assumed to be equally large. Uncached text that the draft reads after a long
+        pause is predicted separately if no measured tree is as large. Raises `ValueError` for calls
+        larger than those measured, and if the costs have no draft.
         """
         if not step.draft_calls:
             return 0.0
@@ -295,12 +296,12 @@ class Costs:
         return step.draft_calls * call_ms(nodes, context) + reading
 
     def joint_step_ms(self, steps: Sequence[tuple[StepRecord, int]]) -> tuple[float, float]:
-        """Return the milliseconds of verifying and of drafting of a step that several sequences
-        take together, given the record and context of each.
+        """Return the milliseconds of the target call and of the draft calls of a joint step, given
+        each sequence's record and context length.
 
-        A call costs by all nodes that it scores and all cached tokens that it reads. A sequence
-        with n draft calls takes part in the first n joint ones. Raises `ValueError` beyond what was
-        measured, and where the costs have no draft.
+        A joint call costs as much as a single call with all its nodes and all its cached tokens. A
+        sequence with n draft calls takes part in the first n joint ones. Raises `ValueError` for
+        calls larger than those measured, and if the costs have no draft.
         """
         verifying = self.target.call_ms(sum(s.scored for s, _ in steps), sum(c for _, c in steps))
         drafting = 0.0
@@ -315,7 +316,7 @@ class Costs:
 
     @property
     def title(self) -> str:
-        """Name of the costs for titles of predictions."""
+        """The name of the costs, for the titles of predictions."""
         return str(self.about.get("name") or self.about.get("computed") or "measured costs")
 
     def host_of(self, decoder: str) -> float:
@@ -323,15 +324,15 @@ class Costs:
         return self.host_ms.get(decoder, self.host_ms.get("", 0.0))
 
     def floor_ms(self, role: str, context: int) -> float | None:
-        """Return a lower bound in milliseconds of a call of "target" or "draft": its bytes over the
-        copy bandwidth. None if either is unknown."""
+        """Return the bandwidth floor of a call of "target" or "draft" in milliseconds: bytes / copy
+        bandwidth. None if either is unknown."""
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
 
 
 class CostModel:
-    """Predicts the times of samples by costs. `name` describes the costs in titles, such as "the
+    """Predicts the times of samples from costs. `name` describes the costs in titles, such as "the
     costs 'epyc'". Predictions are cached by sample."""
 
     def __init__(self, costs: Costs, name: str = "") -> None:
@@ -339,7 +340,7 @@ class CostModel:
         self._known: dict[Sample, list[tuple[float, float, int]]] = {}
 
     def steps(self, sample: Sample) -> list[tuple[float, float, int]]:
-        """Return each step's milliseconds of verifying and drafting, without prefill, and its
+        """Return each step's milliseconds in the target and in the draft, without prefill, and its
         context length.
 
         Raises `ValueError` if a step is larger than the largest call of the costs.
@@ -366,7 +367,7 @@ class CostModel:
         """Return a copy of the sample with predicted seconds.
 
         The first step includes the target's prefill. The first step with a draft call includes the
-        draft's: the target's prefill times `draft_ratio` and the share of tokens that the draft
+        draft's prefill: the target's, times `draft_ratio`, times the share of tokens that the draft
         read. Raises `ValueError` as `steps` does.
         """
         costs, records = self.costs, list[StepRecord]()
@@ -394,7 +395,7 @@ class CostModel:
         return sum(calls), len(sample.new_tokens)
 
     def why_not(self, samples: Sequence[Sample]) -> str | None:
-        """Return why samples cannot be predicted; None if they can, or if they come from another
+        """Return why samples cannot be predicted; None if they can be, or if they come from another
         engine, which records no calls."""
         if not any(step.scored for sample in samples for step in sample.steps):
             return None
@@ -407,13 +408,13 @@ class CostModel:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the mean number of tokens per draft call of a step: nodes plus prefilled text."""
+    """Return the mean number of tokens fed per draft call of a step: nodes and uncached text."""
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _spread(surfaces: Iterable[Surface]) -> float:
-    """Return the relative spread of a probe: the median, over all sizes, of half the interquartile
-    range divided by the median time."""
+    """Return the relative spread of a cost measurement: half the interquartile range / the median
+    time, of which the median over all sizes is taken."""
     return median(
         surface.spread_ms[context][nodes] / ms
         for surface in surfaces

@@ -1,7 +1,7 @@
-"""The cost of one call of a model: milliseconds by nodes and context, and bytes.
+"""The cost of one call of a model: milliseconds by nodes and context length, and bytes.
 
-Invariant: nothing but `estimate_ms` extrapolates; else a call larger than any that was measured is
-an error.
+Invariant: only `estimate_ms` extrapolates; everywhere else a call larger than those measured is an
+error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Table = Mapping[float, Mapping[float, float]]
 
 @dataclass(frozen=True)
 class Surface:
-    """Milliseconds of one call of a model, from its start to the arrival of the chosen tokens.
+    """Milliseconds of one call of a model, from its start until the chosen tokens are on the host.
 
-    `ms[context][nodes]`: `context` counts the tokens of the sequence, the tree's root included;
-    `nodes` counts those of the tree. A context of `inf` means that the cost is the same at every
-    context. `padded`: the engine pads trees to a few sizes, so a call costs as much as the next
+    `ms[context][nodes]`: `context` is the number of tokens of the sequence, including the tree's
+    root; `nodes` is the size of the tree. The context `inf` means that the cost does not depend on
+    the context. `padded`: the engine pads trees to a few sizes, so a call costs as much as the next
     size in the table, without interpolation. `spread_ms`, if known, is half the interquartile
     range, in the same layout.
 
@@ -43,7 +43,7 @@ class Surface:
 
     @classmethod
     def flat(cls, ms: Mapping[float, float]) -> Surface:
-        """Return the surface of a table {nodes: ms} that holds at every context."""
+        """Return the surface with the same costs {nodes: ms} at every context."""
         return cls({math.inf: ms})
 
     @classmethod
@@ -58,8 +58,8 @@ class Surface:
     def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
         """Return the milliseconds of calls of ascending sizes, by bilinear interpolation.
 
-        Contexts below the smallest in the table cost as much as that one. Raises `ValueError` for
-        larger contexts or sizes than the table has.
+        Contexts below the smallest one in the table cost as much as the smallest. Raises
+        `ValueError` for larger contexts or sizes than the table has.
         """
         contexts = list(self.ms)
         if context > contexts[-1]:
@@ -76,10 +76,10 @@ class Surface:
         return low + (high - low) * ((context - below) / (above - below))
 
     def estimate_ms(self, nodes: int, context: float) -> np.ndarray:
-        """Return estimated milliseconds of calls of 1, 2, ..., `nodes` nodes, as plans need them.
+        """Estimate the milliseconds of calls of 1, 2, ..., `nodes` nodes, for planning.
 
-        Beyond the longest context known, the cost is that of the longest; beyond the largest call
-        known, it grows as in the upper half of known sizes.
+        Contexts beyond the longest known cost as much as the longest; calls beyond the largest
+        known size grow in cost as in the upper half of the known sizes.
 
         >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).estimate_ms(192, 9)[[31, 127, 191]]
         array([10., 20., 30.])
@@ -101,7 +101,8 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface with each context renamed to the longest one that it stands for."""
+        """Return the surface with each measured context replaced by the longest context that it
+        stands for."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
@@ -111,8 +112,9 @@ class Surface:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a model: `weight_bytes` of all weights, `read_bytes` of the weights that each call
-    reads (without an embedding table, of which it reads a few rows), and of each cached token."""
+    """The bytes of a model: `weight_bytes` of all weights, `read_bytes` of the weights that each
+    call reads (without the embedding table, of which a call reads only a few rows), and the bytes
+    per cached token."""
 
     weight_bytes: int
     read_bytes: int
@@ -124,7 +126,7 @@ class Footprint:
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
-    """Return a table with numeric keys in ascending order (JSON has text keys)."""
+    """Convert the keys of a table to numbers (JSON has text keys), in ascending order."""
 
     def number(key: str | float) -> float:
         value = float(key)

@@ -1,8 +1,8 @@
 """Time calls of models on this machine, by tree size and context; measure its memory bandwidth.
 
-A timed call is `CachedModel.score` plus the choice of tokens, as in the decoding loop, so it is the
-time that a step waits. Calls of all sizes and models alternate in random order, so that drift of
-the machine affects all equally.
+A timed call is `CachedModel.score` plus token selection, as in the decoding loop, so it is the time
+that a step waits for. Calls of all sizes and models alternate in random order, so that drift of the
+machine affects all equally.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def time_calls(
 
     Each of the `visits` times every model and tree size `repeats` times at every context, and calls
     `on_visit` after each context. No visit begins after `limit_s` seconds. Each size has one
-    untimed warm-up call. A context counts the tokens of the sequence, the tree's root included;
-    they count as cached without a prefill, since times do not depend on the values in the cache.
+    untimed warm-up call. A context is the number of tokens of the sequence, including the tree's
+    root; they count as cached without a prefill, because times do not depend on the cache's values.
     `padded`: the models pad trees to exactly these sizes. Empties the models' caches. Raises
     `ValueError` if a context and tree exceed a model's positions.
     """
@@ -109,8 +109,8 @@ def time_reading(
     visits: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[float, float]:
-    """Return the median milliseconds of prefill for prompts of each length. Empties the model's
-    cache."""
+    """Time the prefill of prompts of each length; return the median milliseconds. Empties the
+    model's cache."""
     times: defaultdict[int, list[float]] = defaultdict(list)
     for _ in range(visits):
         for tokens in prompts:
@@ -124,7 +124,7 @@ def time_reading(
 
 
 def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:
-    """Return a random tree with distinct tokens, branching if it has three nodes or more."""
+    """Return a random tree of distinct tokens, with branches if it has three nodes or more."""
     parents = [-1, *(draw.randrange(node) for node in range(1, nodes))]
     if nodes > 2:
         parents[2] = 0
@@ -135,8 +135,8 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
     """Return the bytes per second, read plus written, of a copy within the device's memory.
 
     Uses the fastest of several copies, as STREAM does (McCalpin,
-    https://www.cs.virginia.edu/stream/ref.html), since other load can only slow a copy down. A CPU
-    may read a cache line before writing it, which is not counted, so pure reading can be faster.
+    https://www.cs.virginia.edu/stream/ref.html), because other load can only slow a copy down. A
+    CPU may read a cache line before writing it; this is not counted, so pure reading can be faster.
     `buffer_bytes` defaults to many times the largest cache; on a GPU to 4 GiB or a quarter of the
     free memory.
     """
@@ -153,7 +153,7 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
 
 
 def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Return the milliseconds of `work`, by CUDA events on a GPU, else by the clock."""
+    """Run `work` and return its milliseconds, measured with CUDA events on a GPU."""
     if device.type != "cuda":
         started = time.perf_counter()
         work()
@@ -168,7 +168,8 @@ def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return a model's bytes: weights as stored, weights read per call, and per cached token."""
+    """Return a model's bytes: of all stored weights, of the weights read per call, and per cached
+    token."""
     held = sum(map(stored_bytes, model.model.parameters()))
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize

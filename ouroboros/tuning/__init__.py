@@ -1,1 +1,1 @@
-"""Predict decoder speed from counts and costs, and search settings: advise, tune, what-if."""
+"""Predict the speed of decoders from counts and costs, and search for the best settings."""

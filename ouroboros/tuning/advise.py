@@ -1,7 +1,8 @@
 """Predict which decoder and settings are fastest on a machine, without running them.
 
-The machine's call costs turn the counts of replays into seconds. If a decoder is slower than
-greedy, a reason is given: cost and tokens of a step, and the acceptance needed to break even.
+Seconds are predicted from the counts of replays and the machine's call costs. For a decoder slower
+than greedy, a line explains why: cost and tokens per step, and the acceptance rate at which it
+would break even.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.evidence import Evidence, Settings
 from ouroboros.tuning.search import SPACES, search
 
-SEARCHED = 4  # texts used to search settings
+SEARCHED = 4  # how many texts the search of settings uses
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Prediction:
     """A decoder's predicted performance with some settings.
 
     `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
-    first step: "draft", "verify", "host". `acceptance` is per draft token; above `break_even` the
-    decoder is faster than greedy (None: never). `why` is one line on why it is slower than greedy,
-    `failed` on why nothing is predicted.
+    first step: "draft", "verify", "host". `acceptance` is the acceptance rate per draft token;
+    above `break_even` the decoder is faster than greedy (None: never). `why` explains in one line
+    why it is slower than greedy, `failed` why nothing is predicted.
     """
 
     settings: Settings
@@ -79,7 +80,7 @@ class Prediction:
 
 
 def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) -> Prediction:
-    """Return the prediction for a decoder with settings; if there is none, `failed` says why."""
+    """Predict a decoder with the given settings; if that is impossible, `failed` says why."""
     try:
         plain = evidence.counts(PLAIN, {}, {})
         counts = evidence.counts(name, config, settings)
@@ -91,7 +92,7 @@ def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) 
 def cost_per_token(samples: Sequence[Sample], model: CostModel) -> float | None:
     """Return the cost per token in target calls of one node; None without tokens.
 
-    Raises `ValueError` for calls that the costs do not cover.
+    Raises `ValueError` for calls larger than those in the costs.
     """
     parts = [model.cost(sample) for sample in samples]
     tokens = sum(count for _, count in parts)
@@ -105,11 +106,12 @@ def advise(
     search_settings: bool = True,
     progress: bool = False,
 ) -> tuple[dict[str, dict[str, Prediction]], int]:
-    """Predict greedy and each decoder (configs by name) as "configured" and, if other settings are
-    faster, "best"; return the predictions and the number of settings tried.
+    """Predict greedy and each decoder (configs by name) with its configured settings ("configured")
+    and, if other settings are faster, with these ("best"). Return the predictions and the number of
+    settings tried.
 
-    The best settings come from one round of `search` over the decoder's space, on the first texts.
-    A decoder that cannot be predicted has `Prediction.failed`.
+    One round of `search` over the decoder's space, on the first texts, finds the best settings. A
+    decoder that cannot be predicted has `Prediction.failed`.
     """
     found: dict[str, dict[str, Prediction]] = {}
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
@@ -143,9 +145,9 @@ def batch_table(
     """Predict decoders (configs and evidence by name) at several batch sizes; return a table and,
     by decoder, the smallest of the `sizes` at which greedy is faster.
 
-    The texts are decoded so many at a time, refilled; a joint call costs as much as one call on all
-    its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup over greedy at the
-    same batch size, acceptance per draft token, the acceptance needed to be faster than greedy, and
+    Batches are refilled when a text ends; a joint call is assumed to cost as much as a single call
+    with all its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup over greedy
+    at the same batch size, acceptance rate per draft token, the rate needed to break even, and
     `failed`, the reason if nothing is predicted.
     """
     rows = []
@@ -173,13 +175,13 @@ def batch_table(
 def break_even(
     plain: Sequence[Sample], samples: Sequence[Sample]
 ) -> tuple[float, float | None, str | None]:
-    """Return a decoder's acceptance per draft token, the acceptance at which it is as fast as
-    greedy, and one line on the cost and tokens of its steps.
+    """Return a decoder's acceptance rate per draft token, the rate at which it would be as fast as
+    greedy, and one line that explains both.
 
     The samples have times, measured or predicted. Means are over each sample's steps after the
-    first (the prefill), in units of a greedy step. Tokens are assumed to be accepted independently,
-    along one chain. The acceptance is 0 if nothing is drafted; the second value is None if drafts
-    of this length are never as fast, the line None without such steps.
+    first (which includes the prefill), in units of a greedy step. Tokens are assumed to be accepted
+    independently, along one chain. The acceptance rate is 0 if nothing is drafted. The second value
+    is None if drafts of this length never break even; the line is None if there are no such steps.
     """
     base, ours = ([s for one in of for s in one.steps[1:] if s.scored] for of in (plain, samples))
     if not base or not ours:
@@ -197,16 +199,16 @@ def break_even(
         firsts = [[step_s(s.steps[0]) for s in of if s.steps] for of in (samples, plain)]
         times = np.mean(firsts[0]) / np.mean(firsts[1])
         line = (
-            f"only its first step is, {times:.1f} times greedy's, with the draft's prefill; later "
-            f"ones give {tokens:.2f} tokens for the time of {cost:.2f}: the completions are too "
-            "short"
+            f"only its first step is slower than greedy's, {times:.1f} times, as the draft reads "
+            f"the prompt; later steps give {tokens:.2f} tokens for {cost:.2f} greedy steps, but "
+            "the completions are too short to make up for it"
         )
         return reached, needed, line
     pays = "nothing was drafted"
     if drafted:
-        pays = f"a draft of {drafted:.1f} tokens cannot give {cost:.2f}"
+        pays = f"a draft of {drafted:.1f} tokens can never give {cost:.2f} tokens"
     if needed is not None:
-        pays = f"it breaks even at an acceptance of {needed:.2f} per token, here {reached:.2f}"
+        pays = f"it breaks even at an acceptance rate of {needed:.2f}; here it is {reached:.2f}"
     spent = [f"a draft of {drafted:.1f} tokens {draft:.2f}"] if draft else []
     spent += [f"a target call of {nodes:.1f} nodes {verify:.2f}", f"Python {host:.2f}"]
     share, where = max((draft, "drafting"), (verify, "in the target"), (host, "in Python"))
@@ -230,7 +232,7 @@ def chain_tokens(acceptance: float, gamma: float) -> float:
 
 
 def acceptance_for(tokens: float, gamma: float) -> float | None:
-    """Return the acceptance at which `chain_tokens` equals `tokens`; None if it never does."""
+    """Return the acceptance rate at which `chain_tokens` equals `tokens`; None if there is none."""
     if tokens <= 1.0:
         return 0.0
     if tokens > gamma + 1.0:

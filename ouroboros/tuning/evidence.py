@@ -1,7 +1,7 @@
 """The inputs of predictions: recorded texts of greedy decoding, and the costs of a machine.
 
-The decoding loop replays every decoder on these texts. They come from a short run on this machine
-(`measured_evidence`), or from any results folder (`recorded_evidence`), without loading a target.
+Every decoder is replayed on these texts. They come from a short run on this machine
+(`measured_evidence`), or from any results folder without loading a target (`recorded_evidence`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Settings = Mapping[str, object]
 class Evidence:
     """Greedy's texts and a machine's costs.
 
-    `decision_costs` are given to decoders that take costs (default: `costs`). `rates` simulate
-    predictions off the text, by name or kind of decoder, "" for any; None: decoders that read such
-    predictions cannot be replayed. These run live on `bench`, if given. `live` has the samples
-    that these costs were measured with, by decoder. `counted` caches the replayed samples by
-    decoder, settings and decision costs.
+    `decision_costs`: the costs that decoders plan with (default: `costs`). `rates`: off-text rates
+    by name or kind of decoder ("": any), to simulate predictions after tokens that are not in the
+    texts; None: decoders that read such predictions cannot be replayed and run live on `bench`, if
+    given. `live` has the samples with which the costs were measured, by decoder. `counted` caches
+    replayed samples by decoder, settings and decision costs.
     """
 
     recorded: RecordedRuns
@@ -65,7 +65,7 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Return a decoder's sample for each text, without times; `config` is ignored for greedy.
+        """Return a decoder's samples without times, one per text; `config` is ignored for greedy.
 
         Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
         a decoder that cannot be replayed.
@@ -87,15 +87,15 @@ class Evidence:
         return found
 
     def together(self, name: str, config: Mapping, size: int) -> list[Sample]:
-        """Return a decoder's samples of all texts, decoded `size` at a time, with predicted times;
-        see `replay_together`. Raises `ValueError` as `counts`."""
+        """Return a decoder's samples of all texts in batches of `size`, with predicted times; see
+        `replay_together`. Raises `ValueError` as `counts`."""
         make, rates = partial(self._drafter, name, config), self._rates(name, config)
         return replay_together(self.recorded, make, self.costs, size, name=name, rates=rates)
 
     def _drafter(self, name: str, config: Mapping, **settings: object) -> Any:
         if name == PLAIN:
             return RootOnly()
-        if "guard" in parameters_of(config, name):  # which depends on measured times
+        if "guard" in parameters_of(config, name):  # a guard depends on measured times
             settings = {"guard": False, **settings}
         draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
         return make_decoder(
@@ -112,7 +112,8 @@ class Evidence:
         return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
 
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
-        """Yield samples of a live run; an `error` says where the text is not the recorded one."""
+        """Yield the samples of a live run; `error` is set if the text differs from the recorded
+        one."""
         for run, example in zip(self.recorded.runs, bench.examples, strict=False):
             (row,) = bench.measured([drafter], [(example, 0)])
             sample = row.sample
@@ -130,10 +131,10 @@ def recorded_evidence(
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
 ) -> Evidence:
-    """Return the evidence in a results folder: greedy's texts and, by default, the run's `costs`
+    """Return the evidence from a results folder: greedy's texts and, by default, the run's `costs`
     and off-text `rates`.
 
-    The target is not loaded, the draft only if `decoders` (configs by name) need it.
+    The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)
@@ -209,6 +210,6 @@ def completed(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def _measured_rates(recording: Mapping[str, RecordedRuns]) -> dict[str, OffTextRates]:
-    """Return the off-text rates of each decoder whose predictions were recorded."""
+    """Measure the off-text rates of each decoder whose predictions were recorded."""
     measured = {name: OffTextRates.measured(own.runs) for name, own in recording.items()}
     return {name: one for name, one in measured.items() if one}

@@ -1,6 +1,6 @@
-"""What fits in memory: bytes of weights and cached tokens, computed from a model's config.
+"""Compute whether models fit in memory: bytes of weights and of cached tokens, from their configs.
 
-Invariant: nothing is loaded. A model is built without storage, so a 34B takes milliseconds.
+Invariant: no weights are loaded. Models are built without storage, in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeviceMemory(NamedTuple):
 
     @classmethod
     def of(cls, device: str | None = None) -> DeviceMemory:
-        """Return the memory of a device (default: the first GPU, else this machine's)."""
+        """Return the memory of a device (default: the first GPU, or else the machine's RAM)."""
         name = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if torch.device(name).type == "cuda":
             return cls(torch.cuda.get_device_name(name), *torch.cuda.mem_get_info(name))
@@ -90,10 +90,10 @@ def fits(
     max_len: int | None = None,
 ) -> tuple[dict, pd.DataFrame]:
     """Return the memory that the models need and the longest context that fits, as JSON values and
-    as a table.
+    as a table: once in the models' dtypes, once in int8.
 
-    Both are given in the models' dtypes and in int8. `models` maps each role to (folder, shape or
-    hub id, dtype), target first. Raises `ValueError` if a model has no config.
+    `models` maps each role to (folder, shape or hub id, dtype), target first. Raises `ValueError`
+    if a model has no config.
     """
     configs = {role: config_of(name) for role, (name, _) in models.items()}
     target, (place, _) = next(iter(configs.values())), next(iter(models.values()))

@@ -19,7 +19,7 @@ SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8"))
     for path in sorted((FOLDER / "tune").glob("*.yaml"))
 }
-"""The space of each decoder: conf/tune."""
+"""The space of each decoder, from conf/tune."""
 
 
 def search(
@@ -30,11 +30,11 @@ def search(
     configured: Mapping[str, Any] | None = None,
     rounds: int | None = None,
 ) -> dict:
-    """Return the settings with the highest score that a coordinate search finds.
+    """Return the settings with the highest score found by a coordinate search.
 
-    Each setting in turn is tried over its whole range with the others fixed; this repeats until no
-    setting gains, at most `rounds` times. `configured` has values for settings missing in `start`.
-    Ties keep the first one found; no settings are scored twice.
+    Each round tries every setting in turn over its whole range, with the others fixed. The search
+    ends when a round improves nothing, or after `rounds` rounds. `configured` has values for
+    settings missing in `start`. Ties keep the first settings found; no settings are scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
@@ -58,8 +58,8 @@ def search(
 
 
 def random_settings(space: Space, count: int, seed: str) -> list[dict]:
-    """Return {} (the configured settings) and `count - 1` different random settings from a space,
-    or all if it has fewer."""
+    """Return {} (the configured settings) and `count - 1` different random settings from a space;
+    all settings if there are fewer."""
     found: list[dict] = [{}]
     rng = random.Random(seed)
     while len(found) < min(count, 1 + math.prod(map(len, space.values()))):

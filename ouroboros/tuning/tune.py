@@ -1,7 +1,7 @@
-"""Tune every decoder on the same recorded texts, each with the same effort.
+"""Tune every decoder on the same recorded texts, with the same effort for each.
 
 Greedy's text of each prompt is recorded once per task and temperature, in float32. Decoders are
-replayed on these texts; those that cannot be replayed run live and must give the same texts.
+replayed on these texts; decoders that cannot be replayed run live and must return the same texts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SEARCHES = "searches.jsonl"
 
 
 def record(bench: Bench, costs: Costs) -> Evidence:
-    """Record greedy's texts on a bench's prompts, for tuning decoders."""
+    """Record greedy's texts for the prompts of `bench`, for tuning decoders."""
     greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
     return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
 
 
 @dataclass
 class Machine:
-    """A machine's costs and the decoders' configs on it; `tried` has the scored settings by
+    """A machine's costs, and the configs of decoders for it; `tried` has the scored settings by
     decoder."""
 
     name: str
@@ -46,16 +46,15 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the tuned options that have a value, from `settings`, else from the config."""
+        """Return the values of the tuned options, from `settings` or else from the config; leave
+        out options without a value."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return a decoder's speed in tokens per cost, the geometric mean over `on`.
-
-        Each item of `on` is one task and temperature. Raises `ValueError` for settings that the
-        decoder does not accept.
-        """
+        """Return a decoder's speed in tokens per cost: the geometric mean over `on`, whose items
+        are the tasks and temperatures. Raises `ValueError` for settings that the decoder does not
+        accept."""
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
@@ -67,8 +66,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the settings that are best on all texts, among the configured ones, the best
-        trials on a `few` texts, and the result of a coordinate search from the best trial."""
+        """Return the settings that are best on all texts. The candidates are the configured
+        settings, the best trials on a `few` texts, and the result of a coordinate search from the
+        best trial."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -77,10 +77,11 @@ class Machine:
 
 
 def speed(samples: Sequence[Sample], costs: Costs) -> float:
-    """Return tokens per cost, pooled: a target call on one node costs 1. 0 if a sample failed.
+    """Return tokens per cost, pooled over samples; a target call of one node costs 1. Return 0 if a
+    sample failed.
 
-    If an engine does not report scored nodes, each call costs as much as one node, which is in its
-    favour.
+    If an engine does not report scored nodes, each of its calls counts as one node, which favours
+    it.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
@@ -106,11 +107,11 @@ def tune(
     """Tune every decoder with each machine's costs on texts from `record`; return a report and the
     best settings by decoder and machine.
 
-    Each decoder tries its configured settings and random ones, `trials` in all, on the `first`
-    texts of each item, then a coordinate search from the best; the finalists are compared on all
-    texts. The report gives the loss of the configured settings against the best found ("regret"),
-    and the loss of other machines' best settings. Finished searches are kept in the folder
-    `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
+    On the `first` texts of each item, each decoder tries its configured settings and random ones,
+    `trials` in all, and then a coordinate search from the best; the finalists are compared on all
+    texts. The report shows how much slower than the best settings found the configured ones are
+    ("regret"), and other machines' best ones. Finished searches are saved in the folder `results`
+    and skipped on a rerun; `about` (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

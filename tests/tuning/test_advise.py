@@ -97,11 +97,11 @@ GREEDY = [sample(name, "greedy", [step(0, 0, times=(0, 1.0, 0))] * 9, wall_s=9.0
         (
             (1.5, 1.0, 0.1),
             0,
-            "gives 2.00 tokens; it breaks even at an acceptance of 0.64 per token",
+            "gives 2.00 tokens; it breaks even at an acceptance rate of 0.64",
         ),
-        ((1.5, 1.0, 0.1), 0, "per token, here 0.51; 58 % of the time is drafting"),
-        ((6.0, 1.0, 0.0), 0, "a draft of 5.0 tokens cannot give 7.00"),
-        ((0.5, 1.0, 0.0), 13, "only its first step is, 14.0 times greedy's"),
+        ((1.5, 1.0, 0.1), 0, "0.64; here it is 0.51; 58 % of the time is drafting"),
+        ((6.0, 1.0, 0.0), 0, "a draft of 5.0 tokens can never give 7.00 tokens"),
+        ((0.5, 1.0, 0.0), 13, "only its first step is slower than greedy's, 14.0 times"),
     ],
 )
 def test_why_a_decoder_is_slower_in_one_line(times, first, says):

@@ -53,9 +53,9 @@ def test_a_cell_has_unit_interval_and_digits():
 def test_a_run_without_times_shows_predictions_or_calls_instead():
     predicted = run_table(summarise(three_decoders(TOY, timing=False)), "default")
     assert "predicted speedup" in predicted and "Ouroboros' predicted lead" in predicted
-    assert "tokens/s" not in predicted and "Ouroboros' lead in calls" not in predicted
+    assert "tokens/s" not in predicted and "Ouroboros' calls lead" not in predicted
     counted = run_table(summarise(three_decoders(timing=False)), "default")
-    assert list(counted)[1:] == ["Ouroboros' lead in calls", "accepted/step", "calls/token"]
+    assert list(counted)[1:] == ["Ouroboros' calls lead", "accepted/step", "calls/token"]
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(140, 0), (104, 0), (100, 1), (80, 2)])
