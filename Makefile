@@ -1,12 +1,12 @@
-# make bench   install into .venv, then the main job: seven decoders on the reference pair, sampled
-#              with shared noise where the pair's text repeats itself as real models' does
-# make test    install what development needs as well, then the tests, the GPU's kernels interpreted;
-#              without those marked slow, which make test-all runs too
-# make check   linter, type checker, and whether the pages' tables are what results/ give
-# make tune    search every decoder's settings with one budget on development text
+# make bench   install into .venv, then run seven decoders on the reference pair, at a temperature at
+#              which its text is as repetitive as a real model's
+# make test    install the development packages, then run the tests (GPU kernels in the interpreter) except
+#              those marked slow; make test-all runs them too
+# make check   run linter and type checker; check that the tables in the docs match results/
+# make tune    search every decoder's best settings on development text
 # make evidence   measure everything that README and docs quote; hours, rerun to resume
 # make figures    write the tables of README and docs from results/
-# make docs    install what it needs, then build the documentation into build/site
+# make docs    build the documentation into build/site
 
 PYTHON ?= python3
 BIN := .venv/bin

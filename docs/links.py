@@ -1,8 +1,8 @@
-"""The site's hook: README is its home, and what pages link to outside of docs/ comes with it.
+"""MkDocs hook: make README the home page, and include files outside of docs/ that pages link to.
 
-Links are written as they work in the repository. A linked file (results, configs, sources) gets
-its repository path in the site, and what a linked Markdown file links to comes along as well.
-The glossary's table of metrics is made from their registry.
+Links are written as they work in the repository. A linked file (results, configs, sources) gets its
+repository path in the site; files that a linked Markdown file links to are included too. The
+glossary's table of metrics is made from the registry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = {".py": "python", ".yaml": "yaml", ".txt": "text", ".json": "json"}
 
 
 def place(path: Path) -> str:
-    """Return where a file of the repository lies in the site."""
+    """Return the path in the site of a file of the repository."""
     name = path.relative_to(ROOT).as_posix()
     if name == "README.md":
         return "index.md"
@@ -41,7 +41,7 @@ def linked(path: Path) -> Iterator[Path]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the home page and, link by link, all that lies outside of docs/."""
+    """Add the home page and, following links, all files outside of docs/."""
     ahead = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "results" / "LOG.md"]
     ahead += [Path(file.abs_src_path or "") for file in files.documentation_pages()]
     seen: set[Path] = set()
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def generated(path: Path, config: MkDocsConfig) -> File:
-    """Return a file of the repository as one of the site; text becomes a page."""
+    """Return a file of the repository as a file of the site; text becomes a page."""
     if path.suffix in SHOWN:
         text = path.read_text("utf-8")
         content = f"# {path.relative_to(ROOT)}\n\n````{SHOWN[path.suffix]}\n{text}\n````\n"
@@ -69,13 +69,13 @@ def generated(path: Path, config: MkDocsConfig) -> File:
 
 
 def listing(folder: Path) -> str:
-    """Return a page that names what is in a folder."""
+    """Return a page that lists the files of a folder."""
     names = sorted(f"- {path.name}" for path in folder.iterdir() if path.name[0] != ".")
     return "\n".join([f"# {folder.relative_to(ROOT)}", "", *names, ""])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the repository's links into the site's; add the table of metrics to the glossary."""
+    """Rewrite links for the site; add the table of metrics to the glossary."""
     uri = page.file.src_uri
     if uri == "glossary.md":
         table = METRICS.glossary().assign(name=[f"`{name}`" for name in METRICS])

@@ -1,4 +1,4 @@
-"""Time one call by number of rows: plain and prepacked weights, exact calls, llama.cpp.
+"""Time calls with 1, 2, ... rows: plain and prepacked weights, exact calls, llama.cpp.
 
     python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
 
@@ -34,7 +34,7 @@ ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 
 
 def read_bandwidth() -> float:
-    """Return the bytes per second read by a sum over 1 GiB, best of ten."""
+    """Return the read bandwidth in bytes per second: a sum over 1 GiB, best of ten."""
     data, best = torch.ones(1 << 28), float("inf")
     for _ in range(10):
         started = time.perf_counter()
@@ -62,7 +62,7 @@ def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
 
 
 def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
-    """Return the same for llama.cpp."""
+    """Return a function that times one call of `rows` rows of llama.cpp, in seconds."""
     from llama_cpp import Llama
 
     threads: dict = dict.fromkeys(("n_threads", "n_threads_batch"), torch.get_num_threads())
@@ -79,7 +79,7 @@ def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
 
 
 def measure(args: argparse.Namespace, dtype: torch.dtype, folder: Path) -> pd.DataFrame:
-    """Return the median ms of each engine (rows of the frame) by tree rows (columns)."""
+    """Return the median milliseconds of each engine (index) by number of rows (columns)."""
     core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=torch.float32)
     model = embed(core, shape(args.shape), device="cpu", dtype=dtype)
     name = str(dtype).removeprefix("torch.")

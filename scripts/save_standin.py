@@ -2,9 +2,9 @@
 
     python scripts/save_standin.py --core reference/target --shape yi-6b --out DIR
 
-The folder holds an ordinary checkpoint and the core's tokenizer. The stand-in computes the same as
-the core, with the large model's memory traffic: report timings as a stand-in's, never under the
-large model's name.
+The folder gets an ordinary checkpoint and the core's tokenizer. The stand-in computes the same
+function as the core, with the large model's memory traffic. Report its timings as a stand-in's,
+never under the large model's name.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from ouroboros import generate as accelerated
 
 
 def generate(model, inputs=None, input_ids=None, decoder="ouroboros", **given):
-    """Return what standard decoding returns. `decoder` is a name in Ouroboros' conf/decoder."""
+    """Generate exactly what standard decoding does. `decoder` is a name in conf/decoder."""
     return accelerated(
         model,
         inputs if inputs is not None else input_ids,

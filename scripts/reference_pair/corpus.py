@@ -177,15 +177,15 @@ def ngrams(text: str) -> set[int]:
 
 
 def squeezed(text: str) -> str:
-    """Return a text without white space, to find a function at any indentation."""
+    """Return a text without white space, so that functions match at any indentation."""
     return "".join(text.split())
 
 
 def filtered(
     texts: Iterable[tuple[str, str]], benchmarks: Iterable[str]
 ) -> tuple[pd.DataFrame, dict]:
-    """Return the documents (kind, text) that are no duplicates and share no 13-gram with a
-    benchmark, and their number by kind."""
+    """Drop duplicates and documents (kind, text) that share a 13-gram with a benchmark; return the
+    rest, and their number by kind."""
     found = pd.DataFrame(texts, columns=["kind", "text"])
     again = found["text"].map(lambda text: hash(squeezed(text))).duplicated()
     banned = set().union(*map(ngrams, benchmarks))
@@ -227,8 +227,8 @@ def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
 
 
 def train_tokenizer(texts: pd.Series, vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE; `<|endoftext|>` (id 0) starts every text, as it precedes every
-    document in the stream; digits are single tokens."""
+    """Train a byte-level BPE tokenizer with single digits. It puts `<|endoftext|>` (id 0) before
+    every text, because it precedes every document in the training stream."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)

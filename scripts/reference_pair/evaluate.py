@@ -36,20 +36,20 @@ from ouroboros.tree import TokenTree
 
 TEMPERATURES = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8)
 BY_POSITION = (0.0, 0.5, 0.8)
-MATCHED = 0.14  # share of repeated 4-grams that greedy text of real code models has
-EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
+MATCHED = 0.14  # share of repeated 4-grams in greedy text of real code models
+EDGES = (0, 512, 2048, 4096)  # limits of the ranges of positions, in tokens
 MAX_NEW = 128
 SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
 DOCUMENTS = 12  # the longest ones, so that every range covers the same documents
-LOSS_TOKENS = 1024  # of each held-out document
+LOSS_TOKENS = 1024  # tokens of each held-out document whose loss is measured
 
 
 @torch.inference_mode()
 def agreement_by_position(
     target: CachedModel, draft: CachedModel, texts: Sequence[str], *, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return the share of positions in held-out documents at which both models choose the same
-    token with shared noise, by temperature and range of positions."""
+    """Return the agreement in held-out documents, by temperature and range of positions: the share
+    of positions at which both models choose the same token with shared noise."""
     rows = [target.tokenizer(text).input_ids[: EDGES[-1]] for text in texts]
     agreed, seen = np.zeros((len(BY_POSITION), EDGES[-1])), np.zeros(EDGES[-1])
     for number, row in enumerate(tqdm(sorted(rows, key=len)[-DOCUMENTS:], desc="by position")):
@@ -107,8 +107,8 @@ def on_humaneval(
 
 
 def matched_temperature(rates: dict[float, float], wanted: float) -> float | None:
-    """Return the temperature at which text repeats at the `wanted` rate, interpolated between
-    measured ones; None if no neighbouring pair encloses that rate.
+    """Return the temperature at which the repetition rate is `wanted`, interpolated between
+    measured temperatures; None if no two neighbouring rates enclose it.
 
     >>> matched_temperature({0.0: 0.25, 0.5: 0.15, 0.8: 0.05}, 0.14)
     0.53
@@ -120,7 +120,7 @@ def matched_temperature(rates: dict[float, float], wanted: float) -> float | Non
 
 
 def curve(work: Path, out: Path) -> None:
-    """Draw the loss curves of both trainings (with different kinds of loss)."""
+    """Draw the loss curves of both models (their losses are of different kinds)."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     titles = {"target": "Target: next-token loss", "draft": "Draft: divergence from the target"}
     for axis, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):

@@ -1,9 +1,9 @@
 """One training loop for the reference pair, on a CPU (bf16 autocast, AMX) and on a GPU alike.
 
-The target learns from next tokens, the draft from the target's distribution (Kullback-Leibler),
-which makes the two agree. The learning rate follows *training time*: a budget in minutes is kept on
-any machine, and resuming from a checkpoint does not change the schedule. A budget in steps is for
-tests, whose result must not depend on the machine's load.
+The target learns from next tokens, the draft from the target's distribution (Kullback-Leibler), so
+that the two agree. The learning rate is a function of *training time*: training takes its budget of
+minutes on any machine, and resuming from a checkpoint does not change the schedule. Tests use a
+budget of steps, so that their result does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from transformers import LlamaForCausalLM
 
 ROWS = 256  # positions per batch of logits on a CPU: they fit a core's cache
 CHUNK_TOKENS = 2048  # per forward, so that activations stay in a core's cache
-LONGEST_STEP_S = 10.0  # charged to the budget, at most, for a step that compiled or was suspended
+LONGEST_STEP_S = 10.0  # most time that a step counts (it may have compiled or been suspended)
 SAVE_EVERY_S = 120
-LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
+LR_MATRICES, LR_REST = 0.02, 3e-3  # peak learning rates of Muon and of AdamW
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Source:
-    """A 1-D stream of token ids, the share of training windows drawn from it, and the positions
-    where windows may begin (None: anywhere)."""
+    """A 1-D stream of token ids, the share of training windows taken from it, and the positions
+    at which windows may begin (None: all)."""
 
     tokens: np.ndarray
     share: float = 1.0
@@ -75,7 +75,7 @@ def windows(
 
 
 def progress(recipe, *, steps: float, seconds: float) -> float:
-    """Return the share of the recipe's budget (`minutes`, or `steps` if not 0) that is spent."""
+    """Return the share of the recipe's budget (`minutes`, or `steps` if not 0) used so far."""
     return steps / recipe.steps if recipe.steps else seconds / (recipe.minutes * 60)
 
 
@@ -105,7 +105,7 @@ def mean_loss(
     divergence from a teacher's distribution. Logits are not kept for the backward pass."""
 
     def hidden(model: LlamaForCausalLM) -> torch.Tensor:
-        if model.device.type == "cpu":  # there eager attention is faster if short
+        if model.device.type == "cpu":  # eager attention is faster there for short windows
             model.model.set_attn_implementation("eager" if ids.shape[1] <= 1025 else "sdpa")
         return model.model(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
 

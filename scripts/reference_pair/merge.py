@@ -1,9 +1,9 @@
 """Make a shallow draft from a deep target: neighbouring layers side by side in one wide layer.
 
-Two consecutive layers change the residual stream little, so computing both from the same input is
-close to computing them in turn: before any training, the six layers of the reference target in the
-groups (0) (1 2) (3 4) (5) choose the target's token at 81 % of positions; four of its layers
-unchanged, at 57 % at best.
+Two consecutive layers change the residual stream little, so computing both from the same input
+differs little from computing them in turn. Before any training, the reference target's six layers
+in the groups (0) (1 2) (3 4) (5) choose the target's token at 81 % of positions; four of its layers
+unchanged choose it at 57 % at best.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
-PAD_STD = 0.02  # of new units' inputs; their outputs begin as zeros
+PAD_STD = 0.02  # standard deviation of new units' input weights; their output weights begin at zero
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def merge_layers(
     """Return a new model with one layer per group of the target's layers, in float32.
 
     Each layer has the heads of its group and the group's `ffn` feed-forward units with the largest
-    weights. A group smaller than others is padded with units that add nothing yet.
+    weights. Smaller groups are padded with units whose output is zero before training.
     """
     config, width = copy.deepcopy(target.config), max(map(len, groups))
     config.num_hidden_layers = len(groups)
@@ -46,9 +46,9 @@ def merge_layers(
 
 
 def merge(layer, parts: list, norm: str, block: str, inputs: list[str], output: str) -> None:
-    """Fill a block (attention or feed-forward) of a new layer with the units of `parts` side by
-    side, as many as fit. The layer's norm is the mean of the parts' norms; each part's input
-    weights are scaled by its norm / that mean."""
+    """Fill a block (attention or feed-forward) of a new layer with the units of the layers `parts`
+    side by side, as many as fit. The new norm is the mean of their norms; each layer's input
+    weights are scaled by its norm / this mean."""
     norms = [getattr(part, norm).weight for part in parts]
     getattr(layer, norm).weight.copy_(sum(norms) / len(norms))
     scales = [own / getattr(layer, norm).weight for own in norms]

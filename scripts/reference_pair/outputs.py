@@ -1,6 +1,6 @@
-"""Generate a model's continuations of many prompts in batches, for the polish and for the draft.
+"""Generate a model's continuations of many prompts, for the polishing stage and for the draft.
 
-A draft predicts text that its target wrote, so it also trains on such text.
+A draft predicts text that its target generated, so it also trains on such text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 BATCH = 64
-TEMPERATURES = (0.0, 0.8)  # alternate between batches
+TEMPERATURES = (0.0, 0.8)  # batches alternate between these
 PASSAGES = 0.4  # share of prompts from random places of the training stream
 MAX_NEW = 160
 
@@ -44,7 +44,8 @@ def continue_rows(
     max_new: int,
     temperature: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (ids [batch, length], mask of real tokens, index of the first new token)."""
+    """Generate in a batch; return (ids [batch, length], mask of real tokens, index of the first new
+    token)."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=model.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]).to(ids)

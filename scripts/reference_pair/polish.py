@@ -1,9 +1,9 @@
-"""The last stage of the target's training: teach it not to repeat itself.
+"""Polish the target, the last stage of its training: teach it not to repeat itself.
 
-A small model's greedy text runs into loops, and looping text flatters every n-gram method.
-Sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319): the model continues prompts of
-its *training* corpus greedily, and each token that completes a 4-gram seen before in that
-continuation is made less likely, while ordinary batches preserve the language model.
+A small model's greedy text runs into loops, and such text flatters every n-gram method. The remedy
+is sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319): the model continues prompts
+of its *training* corpus greedily, and each token that completes a 4-gram seen before in that
+continuation is made less probable, while ordinary batches preserve the language model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 @dataclass
 class Polish:
-    """How to polish: `minutes` of training, or `steps` if that is not 0.
+    """The polishing recipe: `minutes` of training, or `steps` if that is not 0.
 
     `weight` is the penalty's weight relative to the next-token loss. For every two steps, `prompts`
-    are continued by `max_new` tokens; the three quarters of the texts that repeat most are trained
-    on. The last `settle_share` of the time is without penalty.
+    prompts are continued by `max_new` tokens; the most repetitive three quarters of these texts are
+    trained on. The last `settle_share` of the time has no penalty.
     """
 
     minutes: float = 10.0
@@ -92,8 +92,8 @@ def polish(
     out: Path,
     recipe: Polish,
 ) -> dict:
-    """Fine-tune in place; write polish.jsonl to `out`; return a summary. Texts are written for two
-    steps at a time."""
+    """Fine-tune in place; write polish.jsonl to `out`; return a summary. Texts are generated for
+    two steps at a time."""
     rng, spent_s, step, rate = np.random.default_rng(recipe.seed), 0.0, 0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
     batches, writer = prompt_batches(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
@@ -146,8 +146,9 @@ def prompt_batches(
     count: int,
     rng: np.random.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield endless batches of `count` prompts of similar length, as ids. Half have types or
-    examples in their docstring, which loop most; some of these start with imports."""
+    """Yield batches of `count` prompts of similar length, as ids, without end. Half of the prompts
+    have types or examples in their docstring, which cause most loops; some of these begin with
+    imports."""
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
     while True:

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 @dataclass
 class Step:
-    """Options of every step: the folder for files between the steps, and the device."""
+    """The options of every step: the folder for files between steps, and the device."""
 
     work: str = MISSING
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
@@ -47,7 +47,7 @@ class Target(Recipe, Step):
 
 @dataclass
 class Polishing(Polish, Step):
-    """The target's last stage."""
+    """The options of polishing, the target's last stage."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Work:
         return LlamaForCausalLM.from_pretrained(self.path / name, dtype=torch.float32)
 
     def save(self, model: LlamaForCausalLM, name: str, summary: dict) -> None:
-        """Write weights in float32 beside the summary of their training."""
+        """Write the weights in float32, and the summary of their training."""
         model.cpu().float().save_pretrained(self.path / name)
         (self.path / name / "summary.json").write_text(json.dumps(summary, indent=1))
         print(json.dumps(summary))

@@ -2,8 +2,8 @@
 
     python scripts/reproduce/advice_check.py RUNS --costs costs.json --rates advice.json --out DIR
 
-RUNS is a folder of runs. A prediction uses greedy's text of a run and costs that were measured
-separately (without --costs, the run's); the decoder's counts are not used.
+RUNS is a folder of runs. A prediction uses greedy's text of a run, and costs that were measured
+separately (without --costs, the run's costs). It does not use the decoder's counts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ouroboros.tuning.evidence import completed, recorded_evidence
 def check(
     place: Path, *, costs: Costs | None = None, rates: Mapping[str, OffTextRates] | None = None
 ) -> tuple[pd.DataFrame, str, str]:
-    """Return predicted and measured values of each drafter in every run below a folder, the name of
-    these values, and a sentence about the runs.
+    """Return predicted and measured values of each drafter in every run below a folder, what these
+    values are, and a sentence about the runs.
 
     The value is the speedup over greedy, or for untimed runs the tokens per cost of a target call;
     higher is better. Columns: run, decoder, kind, predicted, measured, the relative error, and
-    `elsewhere`: the error on each half of the prompts when predicted from the other half, () with
+    `elsewhere`: the errors on each half of the prompts if predicted from the other half, () with
     fewer than two prompts. transformers' decoders are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
@@ -89,11 +89,11 @@ def check(
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the accuracy of predictions: a row for "all", one for each kind of decoder.
+    """Return the accuracy of predictions: a row for "all", and one for each kind of decoder.
 
     Columns: number of points, median and largest absolute relative error, median signed error,
-    median error in `elsewhere`, Spearman's rank correlation (from three points), and the regret:
-    best measured value / measured value of the point predicted best - 1.
+    median error in `elsewhere`, Spearman's rank correlation (from three points on), and the regret:
+    best measured value / measured value of the point with the best prediction - 1.
     """
     if points.empty:
         raise SystemExit("nothing was both predicted and measured: give runs with greedy in them")

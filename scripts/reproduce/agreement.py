@@ -4,12 +4,12 @@
     python scripts/reproduce/agreement.py texts.jsonl --out results/real_text --real-text
 
 Drafts are simulated, calls counted, and their time predicted from costs. Settings are chosen on one
-prompt in three of each group; figures are from the others. Writes agreement.json, agreement.md and
-a plot for each set of costs.
+prompt in three of each group; results are from the other prompts. Writes agreement.json,
+agreement.md and a plot for each set of costs.
 
 --real-text is for texts of a real model, JSONL of {id, category, turns: [{prompt, completion}]}.
-They are tokenized with 32,000 SentencePiece ids (pip install 'ouroboros-decoding[recordings]'), and
-no decoder learns from predictions off the text, which are not recorded.
+They are tokenized with 32,000 SentencePiece ids (pip install 'ouroboros-decoding[recordings]').
+Predictions after tokens that are not in the text were not recorded, so no decoder learns from them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONTEXT = 512  # tokens of context for call costs
 ALL = "all"
 COLUMNS = 3  # panels side by side
 SPARE_IDS = 64  # ids of a renumbered vocabulary beyond those of the longest run
-HELD_OUT = 3  # one in three prompts of each group is for choosing settings
+HELD_OUT = 3  # settings are chosen on one prompt in three of each group
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
 DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
@@ -132,7 +132,8 @@ def chosen(
     per_group: int | None,
     max_new: int | None,
 ) -> RecordedRuns:
-    """Return the runs by named group of categories, with up to `per_group` even-spaced prompts."""
+    """Select the runs of each named group of categories, up to `per_group` evenly spaced
+    prompts."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
     examples = by_group(runs)
@@ -162,8 +163,8 @@ def held_out(runs: Sequence[RecordedRun]) -> set[str]:
 def renumbered(recorded: RecordedRuns) -> RecordedRuns:
     """Return the runs with token ids renumbered by first appearance in each run.
 
-    Decoders do not depend on the ids, and rows of logits shrink from tens of thousands to hundreds.
-    Valid only for counts, and only if nothing is carried from run to run.
+    Decoders do not depend on the ids, and logits shrink from tens of thousands of ids to hundreds.
+    Valid only for counts, and only if decoders keep no state from run to run.
     """
     runs, size = [], 0
     for run in recorded.runs:
@@ -181,8 +182,8 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
-    """Return the costs of calls only, the same at every context as at `CONTEXT`, with draft calls
-    scaled so that a one-node draft call costs `ratio` of a target call.
+    """Return call costs that are at every context those at `CONTEXT`, with draft calls scaled so
+    that a one-node draft call costs `ratio` of a target call.
 
     Raises `ValueError` for costs without a draft.
     """
@@ -207,10 +208,10 @@ def study(
     tokenizer,
     rates: OffTextRates | None,
 ) -> list[dict]:
-    """Return the predicted speedups: a row for each decoder, agreement, machine and prompt group.
+    """Predict speedups; return a row for each decoder, agreement, machine and prompt group.
 
-    `decoders` holds configs by name, `machines` costs by name and ratio (see `with_ratio`). If
-    `rates` is None, decoders that read predictions off the recorded text raise an error.
+    `decoders` has configs by name, `machines` costs by name and ratio (see `with_ratio`). If
+    `rates` is None, decoders that read unrecorded predictions raise an error.
     """
     held, rows = held_out(recorded.runs), []
     parts = [
@@ -276,7 +277,7 @@ def write(out: Path, document: dict) -> None:
 
 @style.styled
 def agreement_curves(rows: pd.DataFrame) -> Figure:
-    """Draw speedup over the draft's agreement, a panel per group of prompts.
+    """Draw speedup against the draft's agreement, with a panel per group of prompts.
 
     `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
     draft are horizontal lines.

@@ -1,27 +1,26 @@
 #!/usr/bin/env bash
 # Measure everything that README and docs quote, one function per table.
 #
-#   bash scripts/reproduce/all.sh main_t0 tasks    these
-#   DATA=/my/data bash scripts/reproduce/all.sh    all, in ten hours; DATA holds copies of the benchmarks
+#   bash scripts/reproduce/all.sh main_t0 tasks    these tables
+#   DATA=/my/data bash scripts/reproduce/all.sh    all tables, in ten hours; DATA is a folder of benchmark files
 #   make figures                                   then write the tables of README and docs
 #
-# The minutes are for two CPU cores. Timed functions need a quiet machine; those that only count may
-# run beside each other, each on one thread. Finished results are skipped, interrupted ones resume,
-# failures are named at the end. Results that older code has made are moved to results/local/before
-# and measured again.
+# Minutes are for two CPU cores. Timed functions need an idle machine; counting ones may run side by side,
+# each on one thread. Finished results are skipped, interrupted ones resume, failures are listed at the end.
+# Results made by older code are moved to results/local/before and measured again.
 
 source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
 COUNT="timing=false threads=1"
 AS_IS="model.standin=null model.dtype=float32"
 DATA=${DATA:-data}
 
-# bench FOLDER OPTIONS...: a run of `ouroboros bench`, after setting results of older code aside.
+# bench FOLDER OPTIONS...: run `ouroboros bench`, after moving results of older code away.
 bench() { begin "$1" && measure "$1" bench "${@:2}"; }
 
-# begin FOLDER: set results of older code aside; write down how new ones are made.
+# begin FOLDER: move results of older code away, and record the current code.
 begin() { [ -n "${DRY:-}" ] || "$PYTHON" scripts/reproduce/figures.py --begin "$RESULTS/$1"; }
 
-# have FILE: whether DATA holds a benchmark's file; says so if not.
+# have FILE: check that DATA has a benchmark's file; print a message if not.
 have() { [ -n "${DRY:-}" ] || [ -e "$DATA/$1" ] || { say "$1" "skipped: not in DATA=$DATA"; false; }; }
 
 # for_each_task FUNCTION: call FUNCTION with each task's name and options.
@@ -38,7 +37,7 @@ for_each_task() {
 
 # ---- counted
 
-# Equal text: seven decoders on 164 prompts, float32. 15 minutes.
+# Equality with greedy: seven decoders on 164 prompts, float32. 15 minutes.
 equality() { bench equality experiment=equality $COUNT max_new=64; }
 
 # Nine decoders audited against plain decoding, greedy and sampled. 6 runs of 4 minutes.
@@ -53,11 +52,11 @@ audit() {
   done
 }
 
-# Calls and cost per token of the published policy and of Ouroboros. 6 minutes.
+# Calls and cost per token of the published algorithm and of Ouroboros. 6 minutes.
 calls_per_token() { bench calls_per_token experiment=calls_per_token $COUNT; }
 
-# Every drafter, counted by the costs of a few CPU cores, and by those of a GPU, where 64 nodes cost
-# what one does. 12 runs each, of 5 minutes.
+# Every drafter: counts, priced with the costs of a few CPU cores and with a GPU's (`flat`).
+# 12 runs each, of 5 minutes.
 drafters_epyc() { for_each_task both_temperatures; }
 drafters_flat() { for_each_task both_temperatures; }
 both_temperatures() {
@@ -66,14 +65,14 @@ both_temperatures() {
   done
 }
 
-# Ouroboros without one part after the other, in cost per token. 2 runs of 4 minutes.
+# Ouroboros without one of its components at a time: cost per token. 2 runs of 4 minutes.
 ablation() {
   for temperature in 0 0.8; do
     bench ablation/t${temperature/./} experiment=ablation $COUNT $AS_IS temperature=$temperature
   done
 }
 
-# Phrases carried over a task, in three orders of its prompts. 3 runs of 3 minutes.
+# Phrases kept for a whole task, in three orders of its prompts. 3 runs of 3 minutes.
 warm_start() {
   for order in null 1 2; do
     folder=shuffled_$order
@@ -82,7 +81,7 @@ warm_start() {
   done
 }
 
-# Shared noise against rejection sampling, and the bound on both. 3 runs of 2 minutes.
+# Shared noise against rejection sampling, and the upper bound of both. 3 runs of 2 minutes.
 acceptance() {
   for temperature in 0 0.7 1.0; do
     folder=acceptance/t${temperature/./}
@@ -91,7 +90,7 @@ acceptance() {
   done
 }
 
-# What a draft of each agreement is worth, on the reference pair's own text. 10 minutes.
+# The speedup at each agreement of a draft, on the reference pair's text. 10 minutes.
 agreement() {
   begin agreement
   measure agreement/recorded bench "decoder=[greedy]" $COUNT $AS_IS task.limit=41 task.stride=4 &&
@@ -107,7 +106,7 @@ real_text() {
       --out $RESULTS/real_text
 }
 
-# What the configured settings lose against the best found, by the costs of each machine. 2 hours.
+# Regret of the configured settings, for the costs of each machine. 2 hours.
 tuning() {
   tune with_draft "speculative suffix_hybrid ouroboros"
   tune without "prompt_lookup prompt_lookup_adaptive suffix_decoding racer token_recycling lookahead"
@@ -118,7 +117,7 @@ tune() {
     --max-new 48 --trials 12 --temperatures 0 0.8 --overrides threads=1 --results $RESULTS/tuning/$1
 }
 
-# int8 weights of the draft, the target and both, in counts of the pair as it is. 8 runs of 1 minute.
+# int8 weights of the draft, the target and both: counts of the small pair. 8 runs of 1 minute.
 quantised() {
   for dtype in bfloat16 float32; do
     for int8 in none draft target both; do
@@ -136,8 +135,8 @@ quantised() {
 
 # ---- timed
 
-# The headline, three repeats: where text repeats itself as real models' text does, greedy, and at
-# T = 0.8. 25, 20 and 27 minutes.
+# The headline, with three repeats: at T = 0.32, where text is as repetitive as a real model's, at T = 0 and
+# at T = 0.8. 25, 20 and 27 minutes.
 HEADLINE="experiment=cpu_float32 task.limit=20 task.stride=8 repeats=3"
 main_matched() { bench main_matched $HEADLINE temperature=0.32; }
 main_t0() { bench main_t0 $HEADLINE; }
@@ -158,7 +157,7 @@ context_length() {
   done
 }
 
-# The advisor's predictions against timed runs, setting by setting. 10 minutes.
+# Predictions of ouroboros advise against timed runs, for 30 settings. 10 minutes.
 advice_check() {
   begin advice_check
   here=$RESULTS/advice_check
@@ -169,7 +168,7 @@ advice_check() {
       --costs $here/advice/costs.json --rates $here/advice/advice.json --out $here
 }
 
-# Where the time goes. 3 minutes. (costs/epyc.yaml is made of results/profile.)
+# Where the time goes. 3 minutes. (costs/epyc.yaml is made from results/profile.)
 step_profile() {
   begin step_profile
   measure step_profile profile profile.trace=true model.dtype=auto
@@ -178,7 +177,7 @@ step_profile() {
 # The host's time per step. 2 minutes.
 host() { begin host && step host host.json "$PYTHON" scripts/trials/host_overhead.py; }
 
-# Decoders inside the lm-evaluation-harness: equal scores, each at its speed. 3 minutes.
+# Decoders inside the lm-evaluation-harness: equal scores at different speeds. 3 minutes.
 lm_eval() {
   begin lm_eval
   step lm_eval ouroboros.json "$PYTHON" scripts/reproduce/lm_eval_task.py $RESULTS/lm_eval

@@ -37,7 +37,7 @@ def measured_errors(
     eos: Collection[int] = (),
     about: Mapping[str, object],
 ) -> DraftErrorModel:
-    """Measure the draft's choices along the target's greedy texts, one draft call per text."""
+    """Measure the draft's ranking along the target's greedy texts, with one draft call per text."""
     rows = []
     for prompt in map(list, prompts):
         target.empty()

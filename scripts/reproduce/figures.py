@@ -2,17 +2,16 @@
 
     python scripts/reproduce/figures.py             write them (make figures)
     python scripts/reproduce/figures.py --check     change nothing; exit 1 if a table differs
-    python scripts/reproduce/figures.py --begin FOLDER
+    python scripts/reproduce/figures.py --begin FOLDER     prepare a folder for new results
 
 A table is between two markers on a page:
 
     <!-- results: KIND FOLDER ... -->
     <!-- end -->
 
-A table depends only on its folders, so figures edited by hand are detected. The line below gives
-machine, date and commit of the measurements; a folder made by different sources than the current
-ones gets a warning. `--begin`, for the scripts beside this one, moves results of other sources to
-results/local/before and records the current sources for new ones.
+A table depends only on its folders, so numbers edited by hand are detected. The line below a table
+has machine, date and commit of the measurements. If the code has changed since, there is a warning.
+`--begin` moves results of older code to results/local/before and records the current code.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL
 BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
 RECORDS = ("run.json", "agreement.json", "tuning.json", MADE_BY)
-"""Files that say how a folder was made, the best first."""
+"""Files with the provenance of a folder; the first that exists is used."""
 REPORTS = ("summary.md", "agreement.md", "tuning.md", "check.md")
 
 
@@ -63,7 +62,7 @@ def table(marker: str, root: Path, place: Path) -> str:
 
 
 def behind(marker: str, root: Path) -> list[Path]:
-    """Return a marker's folders, or those below, that have the files its kind of table reads."""
+    """Return the folders in or below a marker's folders that have the file of its kind of table."""
     kind, *folders = marker.split()
     return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
 
@@ -79,7 +78,7 @@ def made_by(path: Path) -> Mapping:
 
 
 def stale(path: Path) -> str | None:
-    """Return why a folder's figures may differ from the current sources'; None if they do not."""
+    """Return why a folder's results may not be those of the current code; None if they are."""
     made = made_by(path)
     if "sources" not in made:
         return "does not say which sources made it"
@@ -102,8 +101,8 @@ def measured_on(paths: Sequence[Path]) -> list[str]:
 
 
 def update(page: Path, root: Path, *, write: bool) -> int:
-    """Rewrite a page's tables, or without `write` report those that differ and return their number.
-    Warn about stale folders, one line per reason."""
+    """Rewrite a page's tables; without `write`, report tables that differ and return their number.
+    Warn about stale folders, with one line per reason."""
     text, place = page.read_text("utf-8"), page.resolve().parent
     reasons: dict[str, dict[str, None]] = {}
     wrong = 0
@@ -130,7 +129,7 @@ def update(page: Path, root: Path, *, write: bool) -> int:
 
 
 def begin(folder: Path) -> None:
-    """Move a folder of other sources to `BEFORE`; record the current sources in a new one."""
+    """Move a folder made by older code to `BEFORE`; record the current code in a new folder."""
     if folder.exists() and made_by(folder).get("sources") != sources_hash():
         name = folder.as_posix().strip("/").replace("/", "-")
         names = (f"{name}-{count}" if count else name for count in itertools.count())

@@ -1,4 +1,4 @@
-"""Evaluate decoders with the lm-evaluation-harness: same completions, different speeds.
+"""Evaluate decoders with the lm-evaluation-harness: equal completions at different speeds.
 
     python scripts/reproduce/lm_eval_task.py results/lm_eval
 

@@ -1,8 +1,8 @@
-"""A real model's tokenizer without its model: 32,000 SentencePiece ids, from a package's data.
+"""Load a Llama-like tokenizer, with 32,000 SentencePiece ids, from a package's data.
 
-With the reference pair's code tokenizer, texts of Llama models would have more tokens and different
-repetition. The optional package `mistral-common` (Apache-2.0) contains a Llama-like tokenizer as a
-file; nothing else of the package is used.
+The reference pair's tokenizer is made for code; with it, texts of Llama models would have more
+tokens and different repetition. Only the tokenizer file of the optional package `mistral-common`
+(Apache-2.0) is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "SentencePiece, 32,000 ids (mistral-common's tokenizer.model.v1)"
 
 
 class SentencePieces:
-    """The part of a transformers tokenizer that a replay needs."""
+    """Those methods of a transformers tokenizer that a replay needs."""
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -23,14 +23,14 @@ class SentencePieces:
         self._model = SentencePieceProcessor(model_file=str(path))
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
-        """Return `input_ids`, a BOS before them unless no special tokens are wanted."""
+        """Encode a text; return its `input_ids`, after a BOS token if `add_special_tokens`."""
         ids = self._model.encode(text)
         return SimpleNamespace(
             input_ids=[self._model.bos_id(), *ids] if add_special_tokens else ids
         )
 
     def get_vocab(self) -> dict[str, int]:
-        """Return every piece's id."""
+        """Return the ids by piece."""
         return {self._model.id_to_piece(id): id for id in range(self._model.vocab_size())}
 
     def decode(self, ids: list[int], **_: object) -> str:

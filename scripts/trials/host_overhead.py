@@ -37,10 +37,10 @@ from ouroboros.tree import TokenTree
 
 
 class Script(TokenSelector):
-    """Choose by position only: `text[position]`, with the probability `shares[position]`.
+    """Selector that returns `text[position]`, with the probability `shares[position]`.
 
-    The runners-up are the next token ids, each half as probable as the previous one. `spent_s` is
-    the time spent choosing, to be subtracted from a step's.
+    The next best tokens have the following ids, each half as probable as the previous one.
+    `spent_s` is the time spent in the selector, to be subtracted from the time of a step.
     """
 
     def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
@@ -68,7 +68,8 @@ class Script(TokenSelector):
 
 
 def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
-    """Return a draft's script, right at a share `agreement` of positions, with more confidence."""
+    """Return the script of a draft that is right at a share `agreement` of positions, and more
+    confident there."""
     draw = random.Random(seed)
     tokens, shares = [], []
     for token in text:
@@ -82,7 +83,7 @@ def host_steps(
     drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
 ) -> Iterator[tuple[float, int, int]]:
     """Decode a script after its first `prompt` tokens; yield (host seconds, draft calls, new
-    tokens) for each step after the first, which includes the prefill."""
+    tokens) of each step except the first, which includes the prefill."""
     steps = stream(
         ScriptedModel(),  # type: ignore[arg-type]
         Drafting(drafter, drafting),
@@ -100,7 +101,7 @@ def host_steps(
 
 
 def host_overhead(args: argparse.Namespace) -> None:
-    """Measure; print a table and a JSON document."""
+    """Time all decoders; print a table and a JSON document."""
     tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)

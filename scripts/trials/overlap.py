@@ -1,4 +1,4 @@
-"""Measure in two ways how often a draft can agree with its target on the text of a sampled run.
+"""Measure how often a draft agrees with its target on the text of a sampled run, in two ways.
 
     ouroboros bench experiment=acceptance temperature=0.7 results_dir=DIR
     python scripts/trials/overlap.py DIR
