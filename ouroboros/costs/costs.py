@@ -166,7 +166,7 @@ class Costs:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
             reading = timing.time_reading(draft, prompts, clock=clock)
-        about = {"measured": "by a probe at load", "spread": round(_spread(best), 3)}
+        about = {"measured": "at load", "spread": round(_spread(best), 3)}
         return cls(surfaces[0], surfaces[1] if draft else None, reading_ms=reading, about=about)
 
     @classmethod

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{options.recording.name}: {len(recorded.runs) - held} recorded greedy answers",
         f"draft simulated at agreement {', '.join(f'{a:g}' for a in agreements)} "
         f"({DraftErrorModel.load().source})",
-        "no predictions off the text" if rates is None else rates.title,
+        "unrecorded predictions are not simulated" if rates is None else rates.title,
         f"settings chosen on {held} other answers",
         tokens,
         "predicted from counted calls alone",

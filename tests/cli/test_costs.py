@@ -32,7 +32,7 @@ def run_priced(run_bench, saved_pair):
 
 def test_costs_are_probed_at_load_and_recorded(run_priced):
     folder, told = run_priced("probed")
-    assert told == folder.load_costs() and told.about["measured"] == "by a probe at load"
+    assert told == folder.load_costs() and told.about["measured"] == "at load"
     assert told.draft is None, "no decoder drafts with a model"
     prompt = max(sample.prompt_tokens for sample in folder.load_samples())
     assert list(told.target.ms) == [prompt + 4]
@@ -94,7 +94,7 @@ def test_a_noisy_probe_is_told(run_bench, monkeypatch):
     noisy = Costs(OWN.target, about={"spread": 0.45})
     monkeypatch.setattr(Costs, "measure", lambda *models, **options: noisy)
     _, _, err = run_bench(*TINY, *PRICED, "results_dir=noisy")
-    assert "the probe of call costs varies by 45%" in err
+    assert "the measured call costs, which decoders plan with, vary by 45%" in err
 
 
 def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):

@@ -50,7 +50,7 @@ class OffTextRates:
     def title(self) -> str:
         """A note for the titles of measurements: which predictions are simulated."""
         shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
-        return f"predictions off the text simulated (right: {shares})"
+        return f"predictions after tokens that are not in the text are simulated (right: {shares})"
 
     @classmethod
     def given(cls, shares: object) -> OffTextRates | None:

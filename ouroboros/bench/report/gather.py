@@ -97,7 +97,7 @@ class Measured:
         parts, status = run.get("parts", 1), run.get("status", "finished")
         merged = f"{parts} parts, merged; " if parts > 1 else ""
         samples_wanted = run.get("samples_wanted", len(samples))
-        predicted = [f"predicted by {costs}"] if costs and not timed else []
+        predicted = [f"predicted with {costs}"] if costs and not timed else []
         title = [what, models, arithmetic, words, batch, device, *predicted]
         return SimpleNamespace(
             title=" · ".join(title),
@@ -216,7 +216,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
     prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
     machines = run.get("machines") or [run["provenance"]["machine"]]
     ours, theirs = (one.priced and one.priced.costs for one in (whole, part))
-    priced = f"Costs and predictions of all parts are by the costs of {whole.folders[0].name}."
+    priced = f"Costs and predictions of all shards use the costs of {whole.folders[0].name}."
     notes = dict.fromkeys((*whole.notes, *part.notes, *[priced] * (ours != theirs)))
     joined = {
         "parts": run.get("parts", 1) + 1,

@@ -25,15 +25,15 @@ SPEEDUP = "speedup over greedy on the same engine (time per token, prefill inclu
 BARS = {
     "latency_speedup": (SPEEDUP, "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"),
     "predicted_speedup": (
-        "speedup over greedy, predicted by {costs}",
+        "speedup over greedy, predicted with {costs}",
         "{predicted_speedup:.2f}x, predicted",
     ),
     "cost_per_token": (
-        "cost per token by {costs}, in target calls of one node; less is better",
+        "cost per token with {costs}, in target calls of one node; lower is better",
         "{cost_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
     ),
     "calls_per_token": (
-        "(target calls + draft cost x draft calls) / new tokens; fewer is better",
+        "(target calls + draft cost x draft calls) / new tokens; lower is better",
         "{calls_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
     ),
 }

@@ -68,10 +68,12 @@ class Summary:
         elif facts.incomplete:
             found.append(f"**Incomplete**: the run's status is {facts.status!r}.")
         if facts.resumed:
-            lost = "" if facts.pools_restored else "; a carried pool starts empty after each"
+            lost = (
+                "" if facts.pools_restored else "; after each resume the phrase pool starts empty"
+            )
             found.append(f"Resumed {facts.resumed} time(s){lost}.")
         if not facts.timed:
-            predicted = f"; speedups are predicted by {facts.costs}" if facts.costs else ""
+            predicted = f"; speedups are predicted with {facts.costs}" if facts.costs else ""
             found.append(f"Counts only: other jobs shared the device, no time is shown{predicted}.")
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 

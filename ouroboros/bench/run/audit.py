@@ -70,7 +70,7 @@ def audit_run(
             prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
             for name, sample in group.items():
                 if sample and name not in findings and not _ends_by_a_rule(job, sample, prompt):
-                    reason = "its end follows no rule: no end token, no limit, no stop string"
+                    reason = "it ends without an end token, a limit or a stop string"
                     findings[name] = Finding("BUG", reason)
             new = {n: s.new_tokens for n, s in group.items() if s and n not in {PLAIN, *findings}}
             if not auditor.ready and (lacking := _lacking_bytes(job)):
@@ -91,7 +91,7 @@ def audit_run(
                 reference = Finding("reference")
             for name in tieless & judged.keys():
                 if judged[name].verdict == "numeric tie":
-                    reason = f"exact calls leave no ties; {judged[name].reason}"
+                    reason = f"exact calls have no ties; {judged[name].reason}"
                     judged[name] = replace(judged[name], verdict="BUG", reason=reason)
             findings = {PLAIN: reference, **judged, **findings}
         if findings:
@@ -111,12 +111,14 @@ def _without_comparison(
     found = {}
     for name, sample in group.items():
         if sample is None:
-            found[name] = Finding("BUG", "missing: there is no such completion")
+            found[name] = Finding("BUG", "the completion is missing")
         elif sample.error:
             failed = Finding("BUG", f"failed: {sample.error}")
             found[name] = Finding("not measured", sample.error) if refused else failed
         elif name in in_law:
-            found[name] = Finding("in law", "rejection sampling: equal in law, not in tokens")
+            found[name] = Finding(
+                "in law", "rejection sampling preserves the distribution, not individual tokens"
+            )
         elif plain is None or plain.error:
             found[name] = Finding("not judged", f"{PLAIN} has no completion of this prompt")
     return found

@@ -260,11 +260,11 @@ def short_path(path: Path) -> str:
 def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
     """Yield a warning for each reason to doubt the run's results."""
     if config.timing and (busy := max(load.values())) > BUSY:
-        yield f"other work keeps this machine {busy:.0f} % busy: times are longer and less certain"
+        yield f"other programs use {busy:.0f} % of this machine: times are longer and less certain"
     about = bench.costs.about if bench.costs else {}
     if isinstance(spread := about.get("spread"), float) and spread > NOISY:
         yield (
-            f"the probe of call costs varies by {spread:.0%}, by which decoders draft: repeat the "
+            f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
             "run on a quiet machine, or give costs=<file or name>"
         )
     if PLAIN not in bench.decoders:

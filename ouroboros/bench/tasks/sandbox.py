@@ -58,7 +58,7 @@ def check_sandbox(timeout_s: float, memory_mib: int) -> None:
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):
             raise ValueError(
-                f"programs cannot be judged here: one that should be {wanted} was {found!r}; give "
+                f"programs cannot be checked here: one that should be {wanted} was {found!r}; give "
                 f"a larger task.timeout_s ({timeout_s}) or task.memory_mib ({memory_mib}), or "
                 "task.execute_code=false"
             )

@@ -91,7 +91,7 @@ def test_parts_with_costs_of_their_own_say_whose_count():
     )
     assert merge([same, equal])[0].notes == ()
     (whole,) = merge([other, equal])
-    assert whole.priced is other.priced and "by the costs of toy" in whole.notes[0]
+    assert whole.priced is other.priced and "use the costs of toy" in whole.notes[0]
 
 
 def test_parts_that_state_their_own_size_add_up():
@@ -221,7 +221,7 @@ def test_costs_of_a_name_count_every_run(tmp_path, capsys):
     write(tmp_path / "main", timing=False)
     assert report(tmp_path / "main", "--costs", "flat") == 0
     told = capsys.readouterr().out
-    assert "predicted by the costs 'flat'" in told and "predicted speedup" in told
+    assert "predicted with the costs 'flat'" in told and "predicted speedup" in told
     assert report(tmp_path / "nothing") == 2
 
 

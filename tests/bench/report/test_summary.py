@@ -118,8 +118,8 @@ def test_costs_give_cost_per_token_and_predicted_speedups():
 
 def test_a_run_without_times_shows_predictions_and_says_so():
     summary = summarise(three_decoders(TOY, timing=False))
-    assert summary.facts.title.endswith("predicted by the costs 'toy'")
-    assert any("speedups are predicted by the costs 'toy'" in note for note in summary.notes)
+    assert summary.facts.title.endswith("predicted with the costs 'toy'")
+    assert any("speedups are predicted with the costs 'toy'" in note for note in summary.notes)
     ours = summary.frame.loc["ouroboros"]
     assert np.isnan(ours["latency_speedup"]) and np.isnan(ours["latency_vs_ouroboros"])
     assert ours["predicted_speedup"] > 1

@@ -122,7 +122,7 @@ def test_exact_calls_leave_no_ties_to_decoders_of_this_engine(tmp_path, exact, o
         tamper(folder, name, lambda s: replace(s, new_tokens=(*s.new_tokens[:-1], twin)))
     rows = audited(job, folder)
     assert (verdicts(rows, "lookup"), verdicts(rows, "hf")) == ([ours], ["numeric tie"])
-    told = rows[0].findings["lookup"]["reason"].startswith("exact calls leave no ties; the other")
+    told = rows[0].findings["lookup"]["reason"].startswith("exact calls have no ties; the other")
     assert told is exact and verdicts(rows, "greedy") == ["reference"]
 
 

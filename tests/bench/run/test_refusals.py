@@ -70,7 +70,7 @@ def test_a_sandbox_that_misjudges_is_refused_before_anything_is_measured(monkeyp
     sandbox.check_sandbox(3.0, 2048)
     sandbox.check_sandbox.cache_clear()
     monkeypatch.setattr(sandbox, "verdict", lambda *arguments: judged)
-    with pytest.raises(ValueError, match=r"programs cannot be judged here: .*task\.timeout_s"):
+    with pytest.raises(ValueError, match=r"programs cannot be checked here: .*task\.timeout_s"):
         sandbox.check_sandbox(3.0, 2048)
 
 
@@ -111,7 +111,7 @@ def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy
     lines: list[str] = []
     folder = run(config(saved, timing=True), say=lines.append).folder
     assert folder.load_run()["load"]["cpu_percent"] == busy
-    assert any("other work keeps this machine 60 % busy" in line for line in lines) is warned
+    assert any("other programs use 60 % of this machine" in line for line in lines) is warned
     assert "models: tiny, float32 on cpu" in lines
 
 
