@@ -5,7 +5,7 @@
 # make check   run linter and type checker; check that the tables in the docs match results/
 # make tune    search every decoder's best settings on development text
 # make evidence   measure everything that README and docs quote; hours, rerun to resume
-# make figures    write the tables of README and docs from results/
+# make tables    write the tables of README and docs from results/
 # make docs    build the documentation into build/site
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 
-.PHONY: bench test test-all check tune evidence figures docs clean
+.PHONY: bench test test-all check tune evidence tables docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=0.32 $(ARGS)
@@ -27,14 +27,14 @@ check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/reproduce/figures.py --check
+	$(BIN)/python scripts/reproduce/update_tables.py --check
 
 evidence: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recordings]'
 	bash scripts/reproduce/all.sh
 
-figures: $(INSTALLED)
-	$(BIN)/python scripts/reproduce/figures.py $(ARGS)
+tables: $(INSTALLED)
+	$(BIN)/python scripts/reproduce/update_tables.py $(ARGS)
 
 tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)

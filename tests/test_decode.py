@@ -27,7 +27,7 @@ from tiny import (
     prompt_of,
 )
 
-from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.decode import Decoding, DrafterCapabilities, RootOnly, decode, stream, together
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel

@@ -4,7 +4,7 @@ Compiled code takes one layer and that layer's cache slots, so all layers share 
 share it too, except calls of a single node, which have tuned code whose matrix products run at
 memory bandwidth. Projections of the same input (queries, keys and values; gate and up) are fused
 into one matrix product: their weights share one buffer, and each module's weight is a view of it.
-Layers with int8 weights, and all layers if requested, use the kernels of `engine.products`.
+Layers with int8 weights, and all layers if requested, use the kernels of `engine.triton_products`.
 
 Invariant: outside `swapped_in` the model is unchanged, so transformers' own generation can run the
 plain model in the same process; weights keep their values and are stored once.
@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
-from ouroboros.engine.products import plain, product
 from ouroboros.engine.quantised import Int8Linear
+from ouroboros.engine.triton_products import plain, product
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of nodes and slots
@@ -68,8 +68,8 @@ class Swap(NamedTuple):
 
 class CompiledLayers:
     """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
-    None until both kinds were timed. `products`: also use the kernels of `engine.products` for
-    unquantised weights, if they are faster."""
+    None until both kinds were timed. `products`: also use the kernels of `engine.triton_products`
+    for unquantised weights, if they are faster."""
 
     def __init__(
         self, model: PreTrainedModel, *, backend: Any = "inductor", products: bool = False
@@ -152,8 +152,8 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 class ProductColumns(nn.Module):
     """Columns `start` to `end` of the matrix product with the weights of one or several
-    projections. Computed by a `kernel` of `engine.products`, or for a single row by separately
-    compiled code (`alone`), if there is any."""
+    projections. Computed by a `kernel` of `engine.triton_products`, or for a single row by
+    separately compiled code (`alone`), if there is any."""
 
     alone = True
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-from ouroboros.engine.products import product
+from ouroboros.engine.triton_products import product
 
 INT8 = "int8"
 LARGEST = 127

@@ -31,7 +31,7 @@ from ouroboros.costs.timing import copy_bandwidth, random_tree
 from ouroboros.decode import Drafter, RootOnly, decode
 from ouroboros.engine.compiled_layers import FUSED
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.products import candidates, times_ms
+from ouroboros.engine.triton_products import candidates, times_ms
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 

@@ -3,7 +3,7 @@
 #
 #   bash scripts/reproduce/all.sh main_t0 tasks    these tables
 #   DATA=/my/data bash scripts/reproduce/all.sh    all tables, in ten hours; DATA is a folder of benchmark files
-#   make figures                                   then write the tables of README and docs
+#   make tables                                   then write the tables of README and docs
 #
 # Minutes are for two CPU cores. Timed functions need an idle machine; counting ones may run side by side,
 # each on one thread. Finished results are skipped, interrupted ones resume, failures are listed at the end.
@@ -18,7 +18,7 @@ DATA=${DATA:-data}
 bench() { begin "$1" && measure "$1" bench "${@:2}"; }
 
 # begin FOLDER: move results of older code away, and record the current code.
-begin() { [ -n "${DRY:-}" ] || "$PYTHON" scripts/reproduce/figures.py --begin "$RESULTS/$1"; }
+begin() { [ -n "${DRY:-}" ] || "$PYTHON" scripts/reproduce/update_tables.py --begin "$RESULTS/$1"; }
 
 # have FILE: check that DATA has a benchmark's file; print a message if not.
 have() { [ -n "${DRY:-}" ] || [ -e "$DATA/$1" ] || { say "$1" "skipped: not in DATA=$DATA"; false; }; }

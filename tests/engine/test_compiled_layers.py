@@ -19,9 +19,9 @@ from ouroboros.engine.compiled_layers import (
     fuse_projections,
 )
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.products import product
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.selection import why_different
+from ouroboros.engine.triton_products import product
 from ouroboros.tree import TokenTree
 
 MOST_COMPILATIONS = 8  # of two models

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ouroboros.engine import kernels, products
+from ouroboros.engine import kernels, triton_products
 
 ON_GPU = torch.cuda.is_available()
 RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
@@ -84,9 +84,9 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
     for own in (bias, None):
         right = torch.nn.functional.linear(x.double(), weight.double())
         right = right * (1 if scale is None else scale.double()) + (0 if own is None else own)
-        found = products.candidates(x, weight, scale, own)
-        assert len(found) == 1 + len(products.BLOCKS)
-        found["as it is called"] = lambda own=own: products.product(x, weight, scale, own)
+        found = triton_products.candidates(x, weight, scale, own)
+        assert len(found) == 1 + len(triton_products.BLOCKS)
+        found["as it is called"] = lambda own=own: triton_products.product(x, weight, scale, own)
         for name, compute in found.items():
             error = (compute().double() - right).norm() / right.norm()
             assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
@@ -168,7 +168,7 @@ def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
 @pytest.mark.parametrize("int8", [True, False], ids=["int8", "plain"])
-@pytest.mark.parametrize("block", products.BLOCKS, ids=str)
+@pytest.mark.parametrize("block", triton_products.BLOCKS, ids=str)
 def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     """With the largest number of rows, without spilling, in a Hopper's shared memory; blocks of 64
     outputs use its own matrix instructions."""
@@ -176,9 +176,9 @@ def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     types = dict.fromkeys(("x", "scale", "bias", "out"), "*bf16")
     types["weight"] = "*i8" if int8 else "*bf16"
     constants = {"bias": None, "PRECISION": "tf32"} | ({} if int8 else {"scale": None})
-    constants |= {"ROWS": products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
+    constants |= {"ROWS": triton_products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
     options = {"arch": 90, "stages": stages, "warps": warps}
-    found = compiled(products._multiply, types, constants, **options)
+    found = compiled(triton_products._multiply, types, constants, **options)
     registers, spilt = resources(found, tmp_path)
     assert found.metadata.shared <= SHARED_BYTES[90] and registers <= 255 and spilt == 0
     assert ("wgmma" in found.asm["ptx"]) == (outputs >= 64)

@@ -20,7 +20,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
-from ouroboros.bench.run.recorder import PrefixKey
+from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.engine.model import CachedModel
 

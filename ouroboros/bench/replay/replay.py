@@ -26,7 +26,7 @@ from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.loop import text_of
-from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
+from ouroboros.bench.run.tree_recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Decoding, Drafter, DrafterCapabilities, RootOnly, begin, together
 from ouroboros.select import TokenSelector

@@ -30,7 +30,7 @@ from scipy.optimize import brentq
 
 from ouroboros.bench.replay.recording import RecordedRuns
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
-from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
+from ouroboros.bench.run.tree_recorder import PrefixKey, prefix_keys
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 

@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import changes
-from ouroboros.bench.run.recorder import PrefixKey
+from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.costs import NAMES, Costs
 from ouroboros.tree import TokenTree
 

@@ -28,7 +28,7 @@ from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
 from ouroboros.bench.run.prompts import Answers, check_ids, longest, prompt_ids
-from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import Decoding, begin, together

@@ -71,7 +71,7 @@ class PairSpec:
         return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
 
     @property
-    def place(self) -> str:
+    def device_name(self) -> str:
         """The device: by default a GPU if there is one."""
         return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -121,7 +121,7 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
         else value
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
-    source, device = spec.path(role), spec.place
+    source, device = spec.path(role), spec.device_name
     place, gpus = torch.device(device), torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= gpus:
         raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
@@ -148,7 +148,7 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
 def dtype_of(spec: PairSpec) -> torch.dtype:
     """Return the models' dtype. "auto" is bfloat16 if the device is fast at it, else float16 on a
     GPU and float32 on a CPU. Raises `ValueError` for an unknown dtype."""
-    if spec.dtype == "auto" and spec.place.startswith("cuda"):
+    if spec.dtype == "auto" and spec.device_name.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if spec.dtype == "auto":
         fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.partition import Part, assign_owners, cut
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
+from ouroboros.engine.parallel.tree_split import Part, assign_owners, cut
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.trace import first_mismatch

@@ -7,7 +7,7 @@ import pytest
 from bench_models import tiny_pair
 
 from ouroboros.bench.metrics.trees import ProposedTree, calibration, tree_metrics
-from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
 

@@ -11,7 +11,7 @@ from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 from ouroboros import Ouroboros
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, RecordedChoice, replay_run
-from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
 

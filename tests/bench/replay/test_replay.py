@@ -24,8 +24,8 @@ from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.recorder import prefix_keys
 from ouroboros.bench.run.run import run_facts
+from ouroboros.bench.run.tree_recorder import prefix_keys
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.bench.tasks.task import Example
 from ouroboros.tree import TokenTree

@@ -98,7 +98,7 @@ def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts)
 def test_the_sources_are_all_files_that_samples_depend_on():
     files = {path.as_posix() for path in code_files()}
     tasks = ("tasks/gsm8k.py", "tasks/examples/gsm8k.jsonl", "tasks/templates.yaml")
-    run = ("run/run.py", "run/config.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
+    run = ("run/run.py", "run/config.py", "run/tree_recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
     engine = ("decode.py", "engine/model.py", "drafters/ouroboros.py", "costs/epyc.yaml")
     assert {f"ouroboros/{name}" for name in engine} <= files

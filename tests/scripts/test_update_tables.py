@@ -1,10 +1,10 @@
-"""Tables of pages are what results/ give: edited figures and stale folders are found."""
+"""Tables on pages match results/: edited numbers and stale folders are detected."""
 
 import json
 from pathlib import Path
 
-import figures
 import pytest
+import update_tables
 from composing import ROOT
 from tables import KINDS, over_runs
 
@@ -20,7 +20,7 @@ def root(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     old = ROOT / "results" / "main_matched"
     run = json.loads((old / "run.json").read_text())
-    run["provenance"] |= {"sources": figures.sources_hash()}
+    run["provenance"] |= {"sources": update_tables.sources_hash()}
     run["provenance"]["git"]["dirty"] = False
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "summary.json").write_text((old / "summary.json").read_text())
@@ -34,7 +34,7 @@ def main(capsys):
     """The command: its exit code and what it said."""
 
     def main(*words: str) -> tuple[int, str]:
-        code = figures.main(words)
+        code = update_tables.main(words)
         return code, capsys.readouterr().err
 
     return main
@@ -79,7 +79,7 @@ def test_stale_folders_are_a_warning_one_line_for_each_reason(root, main, monkey
         (twice / name).write_text((root / "results" / "main" / name).read_text())
     (root / "README.md").write_text(PAGE + PAGE.replace("results/main", "results/twice"))
     main()
-    monkeypatch.setattr(figures, "sources_hash", lambda: "another")
+    monkeypatch.setattr(update_tables, "sources_hash", lambda: "another")
     code, error = main("--check")
     assert code == 0 and error.count("\n") == 1
     assert error.startswith("warning: README.md: results/main, results/twice: made by sources that")
@@ -89,7 +89,7 @@ def test_a_folder_that_does_not_say_its_sources_is_stale(root):
     run = json.loads((root / "results" / "main" / "run.json").read_text())
     del run["provenance"]["sources"]
     (root / "results" / "main" / "run.json").write_text(json.dumps(run))
-    assert "does not say" in (figures.stale(root / "results" / "main") or "")
+    assert "does not say" in (update_tables.stale(root / "results" / "main") or "")
 
 
 def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monkeypatch, main):
@@ -97,7 +97,7 @@ def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monke
     main("--begin", str(folder))
     assert (folder / "run.json").exists(), "of the present sources: kept"
     for count in range(2):
-        monkeypatch.setattr(figures, "sources_hash", lambda count=count: f"other {count}")
+        monkeypatch.setattr(update_tables, "sources_hash", lambda count=count: f"other {count}")
         assert "results of other sources are now in" in main("--begin", str(folder))[1]
         assert [path.name for path in folder.iterdir()] == ["provenance.json"]
     moved = root / "results" / "local" / "before"
@@ -105,15 +105,15 @@ def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monke
 
 
 def test_what_was_not_measured_and_what_is_no_table_is_said(root):
-    missing = figures.table("counts results/nothing/here", root, root)
+    missing = update_tables.table("counts results/nothing/here", root, root)
     assert "scripts/reproduce/all.sh nothing" in missing
     with pytest.raises(ValueError, match="choose from headline"):
-        figures.table("guesses results/main", root, root)
+        update_tables.table("guesses results/main", root, root)
     twice = root / "results" / "twice"
     twice.mkdir()
     (twice / "summary.json").write_text((root / "results/main/summary.json").read_text())
     with pytest.raises(ValueError, match=r"results: headline results/main .*: give one folder"):
-        figures.table("headline results/main results/twice", root, root)
+        update_tables.table("headline results/main results/twice", root, root)
 
 
 def test_the_projects_own_pages_are_what_its_results_give(monkeypatch, main):

@@ -1,8 +1,8 @@
 """Write the tables of README and docs from results/, or check that they match results/.
 
-    python scripts/reproduce/figures.py             write them (make figures)
-    python scripts/reproduce/figures.py --check     change nothing; exit 1 if a table differs
-    python scripts/reproduce/figures.py --begin FOLDER     prepare a folder for new results
+    python scripts/reproduce/update_tables.py             write them (make tables)
+    python scripts/reproduce/update_tables.py --check     change nothing; exit 1 if a table differs
+    python scripts/reproduce/update_tables.py --begin FOLDER     prepare a folder for new results
 
 A table is between two markers on a page:
 
@@ -113,7 +113,7 @@ def update(page: Path, root: Path, *, write: bool) -> int:
             wrong += 1
             print(
                 f"error: {page.name}: the table <!-- results: {found[1]} --> is not what the "
-                "folder gives: run make figures",
+                "folder gives: run make tables",
                 file=sys.stderr,
             )
         for path in behind(found[1], root):

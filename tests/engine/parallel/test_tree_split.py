@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ouroboros.drafters.lookahead import Window
-from ouroboros.engine.parallel.partition import assign_owners, cut
+from ouroboros.engine.parallel.tree_split import assign_owners, cut
 from ouroboros.tree import TokenTree, TreeBuilder
 
 TREES = st.lists(st.integers(0, 1 << 20), min_size=0, max_size=24).map(
