@@ -2,8 +2,8 @@
 
 Both are stored as an attribute of the model and are freed with it, because wrappers drop their
 reference to the model between calls. Copies of a model have no wrappers. Invariant: a call restores
-the model's attention implementation, the training mode of each submodule, and a draft's number of
-token ids.
+the model's attention implementation, the training mode of each submodule, and the width of a
+draft's logits.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
 
 @lru_cache(maxsize=4)
 def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
-    """Return the number of ids of the target's tokenizer. Raises `ValueError` if they differ from
-    the draft's."""
+    """Return how many token ids the target's tokenizer has. Raises `ValueError` if the draft's
+    tokenizer has other tokens for these ids."""
     ours, theirs = (
         {index: piece for piece, index in tokenizer.get_vocab().items()}
         for tokenizer in (target_tokenizer, draft_tokenizer)

@@ -115,8 +115,8 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Detect changed weights and modules; when a sequence begins, also check sampled elements
-        of the weights and hooks."""
+        """Detect changed weights and modules; when a sequence begins, also compare sampled elements
+        of the weights, and look for hooks."""
         if begins:
             self.packed.check(closely=False)
             self.hooked = _hooked(self.model)

@@ -35,13 +35,13 @@ from ouroboros.tuning.evidence import completed, recorded_evidence
 def check(
     place: Path, *, costs: Costs | None = None, rates: Mapping[str, OffTextRates] | None = None
 ) -> tuple[pd.DataFrame, str, str]:
-    """Return predicted and measured values of each drafter in every run below a folder, what these
-    values are, and a sentence about the runs.
+    """Compare predictions with measurements for each drafter in every run below a folder. Return a
+    frame, the name of the compared quantity, and a sentence about the runs.
 
-    The value is the speedup over greedy, or for untimed runs the tokens per cost of a target call;
-    higher is better. Columns: run, decoder, kind, predicted, measured, the relative error, and
-    `elsewhere`: the errors on each half of the prompts if predicted from the other half, () with
-    fewer than two prompts. transformers' decoders are left out.
+    The quantity is the speedup over greedy, or for untimed runs the tokens per cost of a target
+    call; higher is better. Columns: run, decoder, kind, predicted, measured, the relative error,
+    and `elsewhere`: the errors on each half of the prompts if predicted from the other half, ()
+    with fewer than two prompts. transformers' decoders are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
     for path in tqdm(folders, desc="folders", leave=False):

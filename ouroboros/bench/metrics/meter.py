@@ -52,7 +52,8 @@ class Meter:
         }
 
     def energy_j(self) -> float | None:
-        """Return the joules that the GPUs used since their driver was loaded; None if unknown.
+        """Return the energy in joules that the GPUs have used since their driver was loaded; None
+        if unknown.
 
         NVML measures the whole board, for all processes, about ten times a second; cards older than
         Volta have no counter.

@@ -114,9 +114,9 @@ class Registry(dict[str, Metric]):
     ) -> dict:
         """Return every metric of one decoder's completions, by name.
 
-        `given` holds the formulas' other parameters (see above); other decoders' completions are
-        samples or a `sample_frame`. A metric is None if a parameter is missing; a timed one also
-        unless `timed`. `groups`: only the metrics with `by_group`.
+        `given` has the other parameters of formulas (see above), with other decoders' completions
+        as samples or a `sample_frame`. A metric is None if a parameter is missing, or if it needs
+        times and `timed` is false. `groups`: only compute the metrics with `by_group`.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, "in_law": False, **given}

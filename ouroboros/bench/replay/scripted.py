@@ -18,8 +18,8 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel(TreeModel):
-    """Replaces a `CachedModel`. It counts calls and forwards as eager mode does, and computes what
-    a model reads from a tree (depths, and ancestors if it branches)."""
+    """Replaces a `CachedModel`. It counts calls and forward passes as the eager engine does, and
+    computes the inputs of a call (depths, and ancestors if the tree branches), but no logits."""
 
     def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer

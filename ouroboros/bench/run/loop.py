@@ -100,7 +100,7 @@ class Bench:
 
     @cached_property
     def meter(self) -> Meter:
-        """The meter of time, memory and energy."""
+        """The run's meter of time, memory and energy."""
         return Meter(self.models)
 
     def batches(self) -> Iterator[tuple[str, int, int, Sequence[Example]]]:

@@ -101,7 +101,7 @@ def fill_tables(s) -> None:
 
 @jit
 def _count(s, m, token, length, kind, weight):
-    """Add the weight of an occurrence that continues with `token`."""
+    """Add an occurrence of weight `weight`, followed by `token`, to the candidate `token`."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES
@@ -127,7 +127,7 @@ def _count(s, m, token, length, kind, weight):
 
 @jit
 def _mix_shares(s):
-    """Compute the candidates' shares from their weights, by the PPM mixture."""
+    """Compute the candidates' shares from their weights, with the PPM mixture."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):
