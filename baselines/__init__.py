@@ -1,5 +1,4 @@
-"""The decoders that Ouroboros is compared with: drafters on the same engine, and two *peers*, which
-run on other engines (transformers, llama.cpp)."""
+"""The decoders that Ouroboros is compared with: drafters, and peers (transformers, llama.cpp)."""
 
 from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.prompt_lookup import PromptLookup

@@ -21,8 +21,7 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """The candidates sampled after a node, in order, possibly repeated, and the distribution that
-    they were sampled from, [vocab]."""
+    """Candidates sampled after a node, in order, with repeats, and their distribution, [vocab]."""
 
     candidates: list[int]
     distribution: torch.Tensor
@@ -67,8 +66,7 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return the token after a node, whose target distribution is `p`, and whether it is one of
-        the candidates."""
+        """Return the token after a node of target distribution `p`, and whether it was drafted."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)

@@ -17,8 +17,7 @@ SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
 class PrefixKey(NamedTuple):
-    """The position of an n-gram in the tree: a node, or (with `at`) a position in the text below a
-    leaf."""
+    """The position of an n-gram: a node, or (with `at`) a position in the text below a leaf."""
 
     node: int
     at: int = -1  # text index of the next token; -1: the node's children are next

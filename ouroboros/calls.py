@@ -61,9 +61,8 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A step's request to decide together with the other sequences of the batch. `decide` takes
-    the `offer` of every sequence and returns one result for each. `drafting`: whether the decision
-    is about a draft call (else about the target call)."""
+    """A step's request to decide together with the batch: `decide` takes the `offer` of every
+    sequence and returns a result for each. `drafting`: about a draft call, else the target call."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any
@@ -141,8 +140,7 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
         pending.pop(index, None)
 
     def turn(index: int) -> int:
-        """Return the rank of a step's pending request; requests with the lowest rank are answered
-        first."""
+        """Return the rank of a step's pending request; the lowest rank is answered first."""
         call = pending[index]
         if isinstance(call, Bid):
             return 0 if call.drafting else 2

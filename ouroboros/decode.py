@@ -41,9 +41,8 @@ class Drafter(Protocol):
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from a scored tree. `chosen[i]` is the target's token after node i, whether the
-        node was accepted or not (-1 without logits); `path` lists the accepted nodes, root first.
-        """
+        """Learn from a scored tree. `chosen[i]` is the target's token after node i, accepted or
+        rejected (-1 without logits); `path` lists the accepted nodes, root first."""
         ...
 
 
@@ -193,8 +192,7 @@ class Decoding:
         return tree.pruned(self.model.room(self.sequence, self.trace.tokens))
 
     def score(self, tree: TokenTree) -> Steps[list[int]]:
-        """Score the tree in one target call; return the token that the target chooses after each
-        node."""
+        """Score the tree in one target call; return the token chosen after each node."""
         choose = self._ranking or self.choose
         return (yield from predict(self.model, self.sequence, self.trace.tokens, tree, choose))
 

@@ -29,8 +29,7 @@ OBJECTS = {"draft", "pool"}  # a config has only the name of the model or file
 
 @runtime_checkable
 class Peer(Protocol):
-    """A decoder run by another engine, such as transformers' `generate`, that returns the same kind
-    of trace."""
+    """A decoder run by another engine, such as transformers', which returns the same trace."""
 
     def run(
         self,

@@ -367,8 +367,7 @@ class _Row:
         return decoding
 
     def follow(self) -> None:
-        """End the row if a token of the last step meets a stopping criterion; pass the tokens to
-        the streamer."""
+        """End the row if a new token meets a stopping criterion; stream the tokens."""
         assert self.decoding is not None
         trace, pad = self.decoding.trace, len(self.padding)
         text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)

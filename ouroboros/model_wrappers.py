@@ -24,9 +24,8 @@ Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact" or
-    "draft". Each wrapper is stored with a fingerprint of the weights and the attention
-    implementation for which it was made."""
+    """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
+    Each is stored with a fingerprint of the weights and attention for which it was made."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

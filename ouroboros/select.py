@@ -55,8 +55,7 @@ class TokenSelector(Protocol):
         raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return scores, in the shape of `logits`; the id with the highest score is chosen, and
-        excluded ids have -inf."""
+        """Return scores in the shape of `logits`; the highest is chosen, excluded ids have -inf."""
         raise TypeError(f"{type(self).__name__} has no scores")
 
 

@@ -150,8 +150,7 @@ class Auditor:
         return findings | {None: text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-        """Compute the logits after each prefix with a copy of the model in `dtype`; return them as
-        float64 [len(new), vocab]."""
+        """Score each prefix with a copy of the model in `dtype`: [len(new), vocab] float64."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
@@ -294,8 +293,7 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions, with entries of 1 or -1, that favour `token` over the winner and competing
-    tokens."""
+    """Yield directions, with entries of 1 or -1, that favour `token` over competing tokens."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

@@ -96,8 +96,7 @@ def advise(options: dict) -> tuple[int, dict]:
 def print_advice(
     options: dict, folder: ResultsFolder | None, evidence: Evidence, overrides: list[str]
 ) -> dict:
-    """Predict each decoder; print the best command and why some decoders are slow; return the JSON
-    document."""
+    """Print each decoder's prediction, the best command and why others are slow."""
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
     rows, why = [], []
@@ -142,8 +141,7 @@ def print_advice(
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
-    """Return the off-text rates by decoder, from an advice.json or from two shares for all; {} for
-    None."""
+    """Return off-text rates by decoder, from an advice.json or two shares; {} for None."""
     if not isinstance(given, str):
         rates = OffTextRates.given(given)
         return {"": rates} if rates else {}

@@ -53,8 +53,7 @@ def plain(cfg: DictConfig) -> dict:
 
 
 def check_sizes(name: str, sizes: object) -> list[int]:
-    """Check that `sizes` is a list of sizes and return it. Raises `ValueError` for anything
-    else."""
+    """Check and return a list of sizes. Raises `ValueError` for anything else."""
     whole = isinstance(sizes, list) and sizes and all(type(s) is int and s > 0 for s in sizes)
     if not whole:
         raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")

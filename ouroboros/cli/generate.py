@@ -136,8 +136,7 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return a runner for each decoder, warmed up on another text, with a separate
-    cache.
+    """Load the models; return each decoder's runner, warmed up, with a separate cache.
 
     Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
     """
@@ -191,8 +190,7 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return the texts side by side, below tokens and times; unless `whole`, only their last
-    lines."""
+    """Return the texts side by side, below their times; unless `whole`, their last lines."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []

@@ -81,8 +81,7 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 
 
 def run_hydra(name: str, argv: Sequence[str]) -> int:
-    """Compose a command's config and run the command (in a sweep once per job); return the exit
-    code.
+    """Compose a command's config and run it (in a sweep once per job); return the exit code.
 
     A sweep continues after failed samples.
     """

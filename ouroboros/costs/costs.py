@@ -264,9 +264,8 @@ class Costs:
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def draft_reading_ms(self, tokens: int, context: float) -> float:
-        """Return the milliseconds of a draft prefill of `tokens` tokens. If prefills were measured,
-        interpolate (beyond the longest, in proportion to the tokens); otherwise predict it as calls
-        of the largest size."""
+        """Return the milliseconds of a draft prefill: interpolated if prefills were measured
+        (beyond the longest, in proportion), else those of calls of the largest size."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())

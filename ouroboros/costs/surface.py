@@ -101,8 +101,7 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface with each measured context replaced by the longest context that it
-        stands for."""
+        """Return the surface with each context replaced by the longest one that it stands for."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
@@ -112,9 +111,8 @@ class Surface:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes of a model: `weight_bytes` of all weights, `read_bytes` of the weights that each
-    call reads (without the embedding table, of which a call reads only a few rows), and the bytes
-    per cached token."""
+    """The bytes of a model: `weight_bytes` of all weights, `read_bytes` of those that each call
+    reads (all but the embedding table, of which it reads few rows), and bytes per cached token."""
 
     weight_bytes: int
     read_bytes: int

@@ -168,8 +168,7 @@ def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return a model's bytes: of all stored weights, of the weights read per call, and per cached
-    token."""
+    """Return a model's bytes: stored weights, weights read per call, and per cached token."""
     held = sum(map(stored_bytes, model.model.parameters()))
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize

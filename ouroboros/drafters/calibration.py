@@ -29,8 +29,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
-"""Draft calls that cost almost nothing, so that the draft model scores almost every accepted node.
-"""
+"""Draft calls cost almost nothing, so the draft model scores almost every accepted node."""
 HELD_OUT = 5
 PENALTY = 1e-4  # on squared weights of standardised features, in log loss
 BINS = 10

@@ -22,9 +22,8 @@ HOST_MS = 0.15  # default host time of planning a step of one sequence, beyond p
 
 
 class JointCosts:
-    """The predicted times of joint calls of `size` sequences: `target_ms[n - 1]` and
-    `draft_ms[n - 1]` for n nodes in all. `contexts` are the cached tokens per sequence in the
-    target and in the draft."""
+    """Predicted times of joint calls of `size` sequences: `target_ms[n - 1]`, `draft_ms[n - 1]` for
+    n nodes in all. `contexts`: cached tokens per sequence, in the target and in the draft."""
 
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)

@@ -55,9 +55,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference between two calls' logits, in standard deviations of the
-    expected logits. Logits more than `EXCLUDED` below the best (a stand-in's unused ids) are
-    ignored."""
+    """Return the largest difference of two calls' logits, in standard deviations of `expected`.
+    Ignores logits more than `EXCLUDED` below the best (a stand-in's unused ids)."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()
@@ -77,8 +76,7 @@ class SlotLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write keys and values after the slots in use; return views of all slots up to the last
-        one written."""
+        """Write after the slots in use; return views of all slots up to the last one written."""
         end = self.length + key_states.shape[-2]
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
@@ -181,8 +179,7 @@ class SlotCache(Cache):
         self.capacity = capacity
 
     def clear(self) -> None:
-        """Zero every slot. Use it before timing, because reading memory that was never written can
-        be faster."""
+        """Zero every slot, before timing: reading memory that was never written can be faster."""
         self.set_length(0)
         for keys, values in self.pools.values():
             keys.zero_()

@@ -125,8 +125,7 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer with its own `AimedLayer` (keys and values) in place of the whole
-        cache."""
+        """Call the layer with its own `AimedLayer` (keys and values) as the cache."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):

@@ -1,5 +1,4 @@
-"""CPU kernels for all operations of a decoder but the linear layers: attention, norms, rotary
-embeddings, gates.
+"""CPU kernels for everything in a decoder except the linear layers.
 
 Each kernel computes every row independently and in a fixed order, so a row's result is bitwise
 identical in any call. Kernels take addresses and are called through ctypes, which costs one or two
@@ -123,8 +122,7 @@ def _norm(row, weight, out, eps):
 
 @numba.njit(**FAST)
 def _turn(row, cos, sin, out, scale):
-    """Apply the rotary embedding to one head of a token; write the result times `scale` to
-    `out`."""
+    """Apply the rotary embedding to a token's head; write the result times `scale`."""
     half = len(row) // 2
     for at in range(half):
         x, y = _get(row, at), _get(row, at + half)
@@ -252,8 +250,7 @@ def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tai
 
 
 def _pool():
-    """Return the entry point of torch's thread pool (GNU or Intel OpenMP); None if there is
-    none."""
+    """Return the entry point of torch's thread pool (GNU or Intel OpenMP), or None."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
         enter = ctypes.CDLL(library).GOMP_parallel
@@ -307,8 +304,7 @@ class Kernels(NamedTuple):
 
 @cache
 def kernels(dtype: torch.dtype) -> Kernels:
-    """Return the kernels for a dtype (float32 or bfloat16), compiled now or loaded from numba's
-    cache."""
+    """Return the kernels for float32 or bfloat16, compiled now or loaded from numba's cache."""
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def norm(a):

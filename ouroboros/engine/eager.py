@@ -26,8 +26,7 @@ MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reus
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether `missing` uncached tokens are fed in a separate forward pass before the
-    tree."""
+    """Return whether so many uncached tokens are fed in a separate pass before the tree."""
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
@@ -76,9 +75,8 @@ class Eager:
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Return `compute(logits, *inputs)`, a row-wise function of the last call's logits that
-        selects tokens. A static engine replays it as a CUDA graph; `key` identifies the function.
-        """
+        """Return `compute(logits, *inputs)`, which selects tokens row by row from the last call's
+        logits. A static engine replays it as a CUDA graph; `key` identifies the function."""
         return compute(logits, *inputs)
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:

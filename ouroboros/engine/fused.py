@@ -1,6 +1,4 @@
-"""Call Llama-like decoders on a CPU without transformers' modules: faster, and bitwise
-reproducible.
-
+"""Call Llama-like decoders on a CPU without transformers' modules: faster, bitwise reproducible.
 A call alternates matrix products with packed weights and a few kernels
 (`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. With both, a
 row's result does not depend on the other rows. So such calls are exact by default, and take no
@@ -115,8 +113,7 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Detect changed weights and modules; when a sequence begins, also compare sampled elements
-        of the weights, and look for hooks."""
+        """Detect changed weights and modules; with `begins`, also sampled elements and hooks."""
         if begins:
             self.packed.check(closely=False)
             self.hooked = _hooked(self.model)
@@ -221,8 +218,7 @@ def _hooked(model: nn.Module) -> bool:
 
 
 def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
-    """Return the output of a packed layer or of a joined group of layers, [n, out], without
-    calling the modules."""
+    """Return the output of a packed layer or a joined group, without calling modules."""
     biases, bias = [layer._parameters["bias"] for layer in layers], None
     if any(own is not None for own in biases):
         bias = torch.cat(

@@ -31,8 +31,7 @@ from torch import nn
 ROWS = (1, 2, 4, 16)  # row counts timed; others use the result of the next smaller one
 HINT = 4  # row count that the layout is optimised for; fewer rows are not faster
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
-"""Elements of the smallest weight to pack, by dtype: for smaller ones, plain matmuls are as fast.
-"""
+"""Elements of the smallest weight to pack, by dtype; smaller ones gain nothing."""
 FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
 TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing

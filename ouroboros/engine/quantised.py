@@ -1,5 +1,4 @@
-"""Quantised weights: this library's int8, and other schemes through transformers' quantization
-config.
+"""Quantised weights: this library's int8, and the schemes of transformers.
 
 Lossless means equal to standard decoding of the same quantised model. Invariant: an audit's float64
 reference uses the same integers and scales, not the weights from before quantisation.

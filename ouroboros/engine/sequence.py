@@ -166,15 +166,13 @@ class TreeModel(Protocol):
         return None
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
-        """Keep the path (node indices, root first) of the tree last scored; drop its other
-        nodes."""
+        """Keep the path (nodes, root first) of the tree last scored; drop its other nodes."""
         sequence.tree = None
 
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:
-        """Return the next `count` tokens of standard decoding after `tokens`, with one call
-        each."""
+        """Return the next `count` tokens of standard decoding, with one call each."""
         text = list(tokens)
         for _ in range(count):
             root = TokenTree.chain(text[-1], ())

@@ -70,8 +70,7 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Check that a few tokens get the same logits alone and among decoys; return the shapes of the
-    KV cache."""
+    """Compare a few tokens' logits alone and among decoys; return the KV cache shapes."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")

@@ -112,8 +112,7 @@ class Evidence:
         return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
 
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
-        """Yield the samples of a live run; `error` is set if the text differs from the recorded
-        one."""
+        """Yield a live run's samples; `error` is set if the text is not the recorded one."""
         for run, example in zip(self.recorded.runs, bench.examples, strict=False):
             (row,) = bench.measured([drafter], [(example, 0)])
             sample = row.sample

@@ -46,8 +46,7 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the values of the tuned options, from `settings` or else from the config; leave
-        out options without a value."""
+        """Return the values of the tuned options, from `settings` or else the config."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
@@ -66,9 +65,8 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the settings that are best on all texts. The candidates are the configured
-        settings, the best trials on a `few` texts, and the result of a coordinate search from the
-        best trial."""
+        """Return the settings that are best on all texts, of: the configured ones, the best
+        trials on a `few` texts, and the result of a coordinate search from the best trial."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)

@@ -50,8 +50,7 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
 ) -> np.ndarray:
-    """Return each prompt's sums [4, prompts]: `amount` and `per` of the baseline, then of the
-    decoder.
+    """Return each prompt's sums of `amount` and `per`, first the baseline's: [4, prompts].
 
     Only repeats that both finished, with all four values known and not 0, are summed; with `equal`,
     only those in which both have the same tokens.
@@ -109,8 +108,7 @@ def per_token(*sums, axis=-1):
 
 
 def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
-    """Return a statistic with a bootstrap interval over prompts; `data` rows have a value per
-    prompt."""
+    """Return a statistic of rows with a value per prompt, with a bootstrap interval."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:

@@ -52,8 +52,7 @@ class Meter:
         }
 
     def energy_j(self) -> float | None:
-        """Return the energy in joules that the GPUs have used since their driver was loaded; None
-        if unknown.
+        """Return the joules used by the GPUs since their driver was loaded; None if unknown.
 
         NVML measures the whole board, for all processes, about ten times a second; cards older than
         Volta have no counter.

@@ -125,8 +125,7 @@ def sample_frame(
 
 
 def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
-    """Return a row per step: its fields, `decoder`, its `number` in the completion, and its
-    seconds, `s`."""
+    """Return a row per step: fields, `decoder`, `number` in the completion and `s` (seconds)."""
     rows = [
         {"decoder": sample.decoder, "number": number, "s": step_s(step), **vars(step)}
         for sample in samples

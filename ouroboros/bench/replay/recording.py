@@ -30,9 +30,8 @@ PromptOf = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" if no rule
-    ended the text. `predictions` has the target's predictions after tokens that are not in the
-    text. `group` is the prompt's category."""
+    """One prompt and its continuation. `finish` is "eos", "length", "context" or "stop"; `group` is
+    the category; `predictions` has those after tokens that are not in the text."""
 
     example: str
     prompt: tuple[int, ...]
@@ -65,8 +64,7 @@ class RecordedRuns:
     dtype: str | None = None
 
     def target(self, tokenizer=None) -> ScriptedModel:
-        """Return a target with the recording's context length and vocabulary that computes
-        nothing."""
+        """Return a target that computes nothing, with the recording's context and vocabulary."""
         return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:

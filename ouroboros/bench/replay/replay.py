@@ -39,9 +39,8 @@ UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How often a prediction after a token that is not in the recorded text is right all the same,
-    that is, equals the text's token at its position: `after_right` if the node's own token equals
-    the text's token at its position (although its path differs), and `after_wrong` otherwise."""
+    """How often a prediction off the recorded text still equals the text's token at its position:
+    after a node whose token also does, although its path differs, and after any other node."""
 
     after_right: float
     after_wrong: float
@@ -63,8 +62,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Count the rates in recorded predictions; return None if either kind of node is
-        missing."""
+        """Count the rates in recorded predictions; None if a kind of node is missing."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens
@@ -77,9 +75,8 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Simulate the prediction after a token that is not in the text or is beyond its end: the
-        text's token at this position with the node's rate, else a random token of the text.
-        Deterministic."""
+        """Simulate a prediction off the text or beyond its end: the text's token at this position
+        with the node's rate, else a random token of the text. Deterministic."""
         along, off = place
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")

@@ -1,5 +1,4 @@
-"""Models that return recorded results without computing, for replays and to time the host's
-work."""
+"""Models that compute nothing, for replays and to time the host's work."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ Key = tuple[str, str, int]
 MACHINE = ("cpu", "threads", "gpus")
 """Recorded facts in which shards of one run may differ."""
 MODEL = ("dtype", "device", "quantised", "commits", "tokenizer", "vocab_size", "eos", "max_len")
-"""Facts about the loaded models in which they may not differ, because options such as dtype=auto
-depend on the machine."""
+"""Facts about loaded models that must be equal; options such as dtype=auto do not show them."""
 COUNTS = ("batch_size", "parts", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
 """The facts that are copied from run.json, and their types."""
@@ -208,8 +207,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
     run, other, samples = whole.run, part.run, [*whole.samples, *part.samples]
 
     def wanted(one: int, two: int, have: int) -> int:
-        """Return how many samples two shards should have together: a shard's run.json may state the
-        number of the whole run or its own."""
+        """Add up two shards' samples, unless run.json states the number of the whole run."""
         return max(one, two) if have <= max(one, two) else one + two
 
     prompts = len({sample.example for sample in samples})

@@ -185,8 +185,7 @@ def fitted_weights(about: Mapping) -> Figure:
 
 @style.styled
 def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, style.Mark]) -> Figure:
-    """Draw a panel per calibration: actual against estimated shares, and below it the counts of
-    the bins."""
+    """Draw a panel per calibration: actual against estimated shares, above the bins' counts."""
     figure = style.new_figure(4.6)
     grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
     for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):

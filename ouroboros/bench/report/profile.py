@@ -1,5 +1,4 @@
-"""Profile a machine: time model calls, compare them with the bandwidth floor, and split steps by
-phase.
+"""Profile a machine: time calls against the bandwidth floor, and split steps by phase.
 
 Values that other engines do not report are NaN, never zero.
 """

@@ -283,8 +283,7 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
-    """Return a run's tables and plots (`drawn`, in the form of `PLOTS`); `label` is its name, if
-    any."""
+    """Return a run's tables and plots (`drawn`, like `PLOTS`); `label` is the run's name."""
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"

@@ -99,8 +99,7 @@ def new_figure(height_in: float) -> Figure:
 
 
 def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
-    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) if it has no
-    interval."""
+    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) if unknown."""
     value, low, high = (frame[metric + end].to_numpy(float) for end in ("", ".low", ".high"))
     return np.maximum([value - low, high - value], 0)
 

@@ -102,8 +102,7 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return the main metrics of each decoder, rounded, for the JSON line that a command
-        prints."""
+        """Return each decoder's main metrics, rounded, for a command's JSON line."""
         names = [metric.name for metric in METRICS.shown_in("headline")]
         return {
             str(decoder): {name: plain(row[name], digits=4) for name in names}

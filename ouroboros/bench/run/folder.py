@@ -49,8 +49,7 @@ MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
 )
-"""The files that are removed when a run is overwritten (samples.jsonl, which has the lock, is
-emptied)."""
+"""Files that overwriting a run removes (samples.jsonl, which has the lock, is emptied)."""
 SampleKey = tuple[str, str, int]
 MOST_TREE_BYTES = 32 << 20
 """Size limit of trees.jsonl; further trees are not written."""
@@ -124,8 +123,7 @@ class ResultsFolder:
         return self.save_run({**(old or facts), "resumed": resumed}, status="running")
 
     def save_run(self, facts: dict, *, status: str) -> dict:
-        """Write run.json with a status ("running", "interrupted" or "finished"); return its
-        content."""
+        """Write and return run.json with a status ("running", "interrupted" or "finished")."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json(RUN, facts := {**facts, "status": status})
         return facts

@@ -194,8 +194,7 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of everything in this project that affects samples: code, decoder settings, the
-    shipped pair.
+    """Return a hash of what affects samples here: code, decoder settings, the shipped pair.
 
     A published result is stale if its run recorded a different hash.
     """
@@ -227,8 +226,7 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Describe the hardware that affects timings: CPU, cores, threads, relevant flags, memory,
-    GPUs."""
+    """Describe the hardware: CPU, cores, threads, relevant flags, memory, GPUs."""
     model, flags = cpu()
     return {
         "cpu": model,

@@ -123,8 +123,7 @@ class Bench:
         *,
         retry_failed: bool = False,
     ) -> None:
-        """Measure the samples that the folder lacks; pass every sample to `on_sample`, old ones
-        first.
+        """Measure missing samples; pass every sample to `on_sample`, old ones first.
 
         With `retry_failed`, failed samples are measured again; the new line replaces the old one.
         Each decoder decodes a fixed text as warm-up and is then rebuilt; kept pools are restored
@@ -229,8 +228,7 @@ class Bench:
     def _together(
         self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict
     ) -> Iterator[Row]:
-        """Decode rows with this engine's decoders, in joint steps; yield them as `measured`
-        does."""
+        """Decode rows with this engine, in joint steps; yield them as `measured` does."""
         free, live, clock, refused = list(decoders), dict[Decoding, Row](), 0.0, list[Row]()
 
         def begun() -> Iterator[Decoding]:
@@ -274,8 +272,7 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Decode rows with another engine, which makes its own batches; yield them as `measured`
-        does."""
+        """Decode rows with another engine, in its batches; yield them as `measured` does."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]

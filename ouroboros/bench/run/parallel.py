@@ -57,9 +57,8 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 def claimed_folder(
     place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
 ) -> Iterator[ResultsFolder]:
-    """Context manager: yield the folder that this rank writes to. For rank 0 it is `place`, locked
-    and checked with `check_open(**choice)`; other ranks get a temporary folder with a copy of the
-    files needed to resume."""
+    """Yield the folder that this rank writes to: for rank 0 `place`, locked and checked with
+    `check_open(**choice)`, else a temporary folder with copies of the files needed to resume."""
     with ExitStack() as stack:
         if ranks.rank:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -102,8 +101,7 @@ def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, *, draft: bool) -> Pair:
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return a function that predicts a call's milliseconds; beyond the measured sizes they grow in
-    proportion to the nodes."""
+    """Return a function that predicts a call's ms, beyond measured sizes in proportion to nodes."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)

@@ -27,8 +27,7 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
 
 
 def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the number of tokens of the longest prompt; of conversations, count the first turn
-    only."""
+    """Return the longest prompt's number of tokens; of conversations, only the first turn's."""
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 

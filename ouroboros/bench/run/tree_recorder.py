@@ -66,8 +66,7 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the predictions that do not follow from the output: those after other tokens and
-        those after its end."""
+        """Return the predictions that the output does not show: after other tokens or its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))

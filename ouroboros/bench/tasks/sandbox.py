@@ -52,8 +52,7 @@ def kind() -> str:
 
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
-    """Test the sandbox with a correct and a wrong program. Raises `ValueError` if it gives a wrong
-    verdict."""
+    """Test the sandbox with a correct and a wrong program. Raises `ValueError` if it fails."""
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):

@@ -1,2 +1,1 @@
-"""Score one token tree on several devices: each scores a subtree, then they exchange the chosen
-tokens."""
+"""Score a token tree on several devices: each scores a subtree; they exchange tokens."""

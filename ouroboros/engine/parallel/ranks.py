@@ -68,8 +68,7 @@ class ProcessGroup(Ranks):
         return cls(store)
 
     def is_first(self, event: str) -> bool:
-        """Return whether this rank is the first to report an event (True if the store is
-        unreachable)."""
+        """Return whether this rank is the first to report an event (True if the store is gone)."""
         try:
             return self._store.add(f"ouroboros/{event}", 1) == 1
         except RuntimeError:
@@ -117,8 +116,7 @@ class ProcessGroup(Ranks):
 
 
 def own_gpu() -> int | None:
-    """Return the index of this process's GPU; None without GPUs. Processes share GPUs if there are
-    fewer GPUs than processes."""
+    """Return the index of this process's GPU, which it may share; None without GPUs."""
     devices = torch.cuda.device_count()
     return int(os.environ.get("LOCAL_RANK", "0")) % devices if devices else None
 

@@ -1,5 +1,4 @@
-"""Score one tree on several devices: each rank scores some branches, and ranks exchange only the
-chosen tokens.
+"""Score one tree on several devices: each rank scores some branches; ranks exchange chosen tokens.
 
 This is lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the
 whole model and its own cache, and runs the same loop on the same tokens. It scores one subtree of

@@ -20,8 +20,7 @@ Nodes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's subtree: its `nodes` in ascending order, and the `owned` ones, whose chosen tokens
-    the rank sends."""
+    """A rank's subtree: ascending `nodes`, and those `owned`, whose chosen tokens it sends."""
 
     nodes: Nodes
     owned: Nodes
@@ -49,8 +48,7 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
     shared = [0, *(first_mismatch(*pair) or 0 for pair in pairwise(paths))]
 
     def fill(limit: int) -> list[list[list[int]]]:
-        """Return each rank's paths if no rank may feed more than `limit` tokens; [] if
-        impossible."""
+        """Return the ranks' paths if each feeds at most `limit` tokens; [] if impossible."""
         runs, at = [], 0
         for fed in loads:
             first = at
