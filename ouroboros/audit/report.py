@@ -18,13 +18,14 @@ identical: the tokens of standard decoding. numeric tie: at the first token that
 the float64 logits within the noise makes standard decoding choose the other token; the noise is the
 rounding error of this text's logits in the run's dtype, measured by transformers' own forward pass,
 without any drafter. BUG: any other difference, and every missing, failed or truncated completion.
-in law: the decoder preserves the distribution, not individual tokens. not measured: every decoder
-refused the prompt, for example because it is too long. The row `greedy` compares standard
-decoding's own completion with float64. greedy-equivalent (at temperature 0): every completion is
-identical to greedy decoding's or first differs at a numeric tie.
-Controls: standard decoding's completion scored by transformers' own forward pass, this many tokens
-per call, without a drafter. Where it differs, any decoder that scores several tokens at once may
-differ too."""
+in law: the decoder preserves the distribution, not individual tokens. not judged: there is too
+little memory, or no completion of standard decoding. not measured: every decoder refused the
+prompt, for example because it is too long. The row `greedy` compares standard decoding's completion
+with float64. greedy-equivalent (at temperature 0): every completion is identical to greedy
+decoding's or first differs at a numeric tie.
+Controls: standard decoding's completion scored by transformers' own forward pass, with this many
+tokens per call and without a drafter. If it differs, any decoder that scores several tokens at once
+may differ too."""
 
 
 @dataclass(frozen=True)

@@ -215,8 +215,8 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
     dtype = runners[0].dtype
     yield from (f"{runner.name}: {', '.join(runner.figures())}, {dtype}" for runner in runners)
     if dtype not in ("float32", "float64"):
-        yield f"warning: in {dtype} rounding may decide a near tie of two tokens differently;"
-        yield "model.dtype=float32 excludes that"
+        yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
+        yield "model.dtype=float32 avoids this"
     if len(runners) > 1:
         at = first_mismatch(*(runner.tokens for runner in runners))
         yield "the decoders took turns; each was timed separately"
@@ -224,4 +224,4 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
             yield "the same text, token for token"
         else:
             yield f"warning: the texts differ from token {at + 1} on: a numeric tie, or a bug;"
-            yield "'ouroboros audit' judges a run of 'ouroboros bench'"
+            yield "'ouroboros audit' finds out which, for a run of 'ouroboros bench'"

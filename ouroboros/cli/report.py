@@ -47,7 +47,7 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
         label = summary.label
         if options.spec_bench:
             if summary.facts.task != SpecBench.name:
-                what = f"{label} is a run of {summary.facts.task}: its prompts are numbered anew"
+                what = f"{label} is a run of {summary.facts.task}: its prompts get new numbers"
                 warning = (
                     f"warning: {what}, and Spec-Bench's scripts will not know their categories"
                 )

@@ -106,7 +106,7 @@ def test_the_command_writes_text_figures_and_the_dtype(told):
     assert "ouroboros: 8 tokens in " in out and "tokens per target call, " in out
     code, out, _ = told("def f", "model.dtype=bfloat16", "--max-new", "8")
     assert code == 0 and "per target call, bfloat16" in out
-    assert "warning: in bfloat16 rounding may decide a near tie" in out
+    assert "warning: in bfloat16, rounding may resolve a near tie" in out
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,20 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import check_whole
 
 LEGEND = """\
-Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
-± half the interquartile range. Floor: the bytes that a call must read (all weights but the
-embedding table, and the context's keys and values) at the measured copy bandwidth, which counts
-bytes read plus bytes written. Reading alone may be faster, and a model that fits in a cache is not
-bound by memory, so more than 100 % is possible. Steps: means over all steps but each prompt's
-first, which holds the prefill. draft and verify: time in the two models, each up to the arrival of
-its result; host: the rest of the step. wait: the part of draft and verify between the launch of a
-call and its result (on a CPU only the choice of tokens). transformers' own generation (hf_) does
-not separate its phases."""
-PACKED = "Products of some linear layers, plain and with prepacked weights"
+Calls: median milliseconds from the start of `score` until its argmax is on the host, on random
+trees, ± half the interquartile range. Floor: the time to read the bytes that a call must read (all
+weights except the embedding table, and the context's keys and values) at the measured copy
+bandwidth, which counts bytes read plus bytes written. Reading alone may be faster, and a model that
+fits in a processor's cache needs no memory bandwidth, so more than 100 % is possible. Steps: means
+over all steps except each prompt's first, which includes the prefill. draft and verify: time in the
+two models, until their results are on the host; host: the rest of the step. wait: the part of draft
+and verify between the launch of a call and its result (on a CPU only token selection).
+transformers' own generation (hf_) does not separate phases."""
+PACKED = "Matrix products of some linear layers, with plain and with prepacked weights"
 PASSES = {
-    "device": "operators by their own time on the device",
-    "host": "operators by their own time on the CPU",
-    "python": "this package's functions outside the engine by their own time",
+    "device": "operators by self time on the device",
+    "host": "operators by self time on the CPU",
+    "python": "this package's functions outside the engine by self time",
 }
 TOP = 12
 """Rows of each table of operators."""

@@ -37,13 +37,13 @@ PLOTS = (
     ("histogram", plots.acceptance_histograms,
      "Draft tokens accepted per step. Every step also yields one token of the target."),
     ("positions", plots.acceptance_by_position,
-     "Acceptance by position in the draft, of the steps that drafted so far. Positions that fewer "
-     f"than {plots.FEWEST_STEPS} steps reached are left out."),
+     "Acceptance by position in the draft, over steps with drafts of at least this length. "
+     f"Positions that fewer than {plots.FEWEST_STEPS} steps reached are left out."),
     ("time", plots.time_shares, "Where the time goes. Numbers: % of the time in steps."),
-    ("sources", plots.source_shares, "Who proposed the tokens. Numbers: % of new tokens."),
+    ("sources", plots.source_shares, "Sources of the tokens. Numbers: % of new tokens."),
     ("reliability", plots.reliability,
      "Estimated against actual acceptance of nodes whose parent was accepted. On the dotted line "
-     "estimates are right; above it the drafter was too careful. Error bars: 95 % (Wilson)."),
+     "estimates are right; above it they are too low. Error bars: 95 % (Wilson)."),
 )  # fmt: skip
 """A run's plots: file name, function of the summary, caption."""
 

@@ -49,8 +49,11 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "draft": (Mark(BLUE), "the draft model's first choice"),
     "judged": (Mark(PURPLE, hatch="//"), "phrase token scored by the draft model"),
     "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
-    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "seen before after a rejected token"),
-    "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool alone"),
+    "recycled": (
+        Mark(GREEN, line="dashed", hatch=".."),
+        "the target's prediction after a rejected token",
+    ),
+    "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool only"),
     "suffix": (Mark(SKY, line="double", hatch="//"), "pool phrase appended to the draft"),
     "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
     "pool": (Mark(RED, line="double"), "lookahead's verified phrase"),

@@ -24,15 +24,15 @@ from ouroboros.bench.report.summary import Summary, interval_of
 CAPTIONS = {
     "default": "Results",
     "speed": "Speed",
-    "lead": "Each decoder against Ouroboros, paired by prompt: above 1 Ouroboros is ahead",
+    "lead": "Each decoder against Ouroboros, paired by prompt; above 1, Ouroboros is ahead",
     "time": "Time and memory",
     "counts": "Calls and acceptance",
-    "trees": "Proposed trees, and estimated against actual acceptance of their nodes",
+    "trees": "Proposed trees, with the estimated and the actual acceptance of their nodes",
 }
 """The captions of a run's tables, in order, by the names that metrics list in `tables`."""
 NOTES = """\
 [low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
-yes-or-no scores Wilson's). Warm-up is excluded; decoders alternate prompt by prompt."""
+yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate prompt by prompt."""
 
 
 class Table(NamedTuple):
