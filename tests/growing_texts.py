@@ -1,4 +1,4 @@
-"""Texts and a draft for growing trees without any model, and what a tree of them looks like."""
+"""Texts and a draft for growing trees without a model, and a picture of such a tree."""
 
 from __future__ import annotations
 

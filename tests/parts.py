@@ -1,4 +1,4 @@
-"""Trees scored part by part, as a drafter scores a tree that grows."""
+"""Trees scored in several calls, as a drafter scores a growing tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes, forked from the tests': gloo, as torchrun sets it up."""
+"""Ranks as processes forked from the tests, connected by gloo as under torchrun."""
 
 from __future__ import annotations
 

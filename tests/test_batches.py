@@ -1,4 +1,4 @@
-"""Sequences decoded together: each row is the text of its prompt alone, in any company."""
+"""Sequences decoded together: each has the text of its prompt alone, whatever the others are."""
 
 from __future__ import annotations
 

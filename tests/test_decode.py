@@ -1,4 +1,4 @@
-"""The star test: any drafter at all is lossless. Ends, contexts and caches included."""
+"""The star test: any drafter is lossless, also at ends, context limits and with cached prefixes."""
 
 from __future__ import annotations
 

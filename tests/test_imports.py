@@ -1,4 +1,4 @@
-"""Who may import whom. The rooms are the map of the code; this test keeps them.
+"""Imports run downwards only, in the order of docs/architecture.md.
 
 A room is a folder of `ouroboros` or a file beside them. Imports run downwards in the order of
 `ROOMS`, the lowest first, and no files import each other in a circle.

@@ -1,4 +1,4 @@
-"""The provider of inspect_ai, where it is installed: the completions of its `hf` provider."""
+"""The provider for inspect_ai, if installed, returns the completions of its `hf` provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness, where it is installed: the completions of `hf`, and their speed."""
+"""The lm-evaluation-harness, if installed, gets the completions of `hf`, and their speed."""
 
 from __future__ import annotations
 

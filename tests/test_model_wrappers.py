@@ -1,4 +1,4 @@
-"""The wrappers of models between calls of `generate`: examined, restored, locked and freed."""
+"""Model wrappers between calls of `generate`: cached, restored, locked and freed."""
 
 from __future__ import annotations
 

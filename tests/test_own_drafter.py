@@ -1,4 +1,4 @@
-"""The page about writing your own drafter: its code runs exactly as printed."""
+"""The code in docs/own_drafter.md runs exactly as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped pair in one call."""
+"""`ouroboros.reference()` loads the shipped pair."""
 
 import torch
 

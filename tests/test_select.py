@@ -1,4 +1,4 @@
-"""Sampling with shared noise: its law is the model's own, and its tokens are transformers' own."""
+"""Sampling with shared noise has the model's distribution, and transformers' tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users' own tests stand on: it passes what is lossless, and finds what is not."""
+"""`assert_lossless` and `stress` pass lossless drafters, and fail others."""
 
 from __future__ import annotations
 

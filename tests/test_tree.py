@@ -1,4 +1,4 @@
-"""Trees against brute force, and their masks against the rules that the methods publish."""
+"""Trees against brute force, and their masks against the documented rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft may know more or fewer ids than its target; it may not mean other things by them."""
+"""A draft may have more or fewer ids than its target, but not other tokens for the same ids."""
 
 from __future__ import annotations
 

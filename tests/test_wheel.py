@@ -1,4 +1,4 @@
-"""The wheel, built and installed, used from an empty folder: nothing of the checkout is needed."""
+"""The wheel, built, installed, and used from an empty folder without the checkout."""
 
 from __future__ import annotations
 

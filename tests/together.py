@@ -1,4 +1,4 @@
-"""Ranks inside one process, a thread each: what several processes do, quick enough for any tree."""
+"""Ranks as threads of one process: the same steps as several processes, but fast."""
 
 from __future__ import annotations
 

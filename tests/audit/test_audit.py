@@ -1,4 +1,4 @@
-"""The audit acquits numeric ties, and convicts every bug that is planted in the engine."""
+"""The audit explains numeric ties, and finds every bug that is planted in the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decoders are told that calls cost: probed once, recorded, the same when a run goes on."""
+"""Call costs that decoders plan with: measured once, recorded, reused when a run resumes."""
 
 import json
 import shutil

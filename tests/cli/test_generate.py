@@ -1,4 +1,4 @@
-"""What `ouroboros generate` writes: the text in whole characters, and whose time it is."""
+"""The output of `ouroboros generate`: text in whole characters, sources, times."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""Which jobs of a sweep may be timed, and that the launchers' configs compose."""
+"""Which jobs of a sweep may be timed; the launchers' configs compose."""
 
 import pytest
 from composing import CONF, composed

@@ -1,4 +1,4 @@
-"""A run knows its own sources and folders again, and takes no others for them."""
+"""A run detects changes in the user's own modules and files, and nothing else."""
 
 from __future__ import annotations
 

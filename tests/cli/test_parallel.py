@@ -1,4 +1,5 @@
-"""`bench parallel=tree`: the samples of one process, by several; killed, stopped and taken up."""
+"""`bench parallel=tree` with several processes: the samples of one process; killed, stopped,
+resumed."""
 
 from __future__ import annotations
 

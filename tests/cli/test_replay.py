@@ -1,4 +1,4 @@
-"""`ouroboros replay` end to end on a tiny pair: a folder, a text, costs, and refusals."""
+"""`ouroboros replay` end to end on a tiny pair: folders, texts, costs, errors."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`ouroboros tune`: its trials go by the costs given; what cannot be tuned is one line."""
+"""`ouroboros tune`: settings are ranked with the given costs; errors are one line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Measuring calls on tiny models: what is measured, and never how fast it was."""
+"""Measuring calls on tiny models: which calls are timed; no time is asserted."""
 
 import random
 from collections.abc import Callable

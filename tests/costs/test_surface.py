@@ -1,4 +1,4 @@
-"""What calls cost: surfaces, floors, files, timed samples, and what they predict."""
+"""Call costs: surfaces, floors, files, timed samples, and predictions from them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Every decoder returns what plain decoding returns: as greedy text, and as a sample."""
+"""Every decoder returns the tokens of standard decoding, greedy and sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard's rules, step by step; what they save is simulated in test_ouroboros."""
+"""The guard's rules, step by step; test_ouroboros simulates the time that they save."""
 
 from __future__ import annotations
 

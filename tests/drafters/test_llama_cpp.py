@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: the same weights give the same text."""
+"""llama.cpp as a peer returns the same text with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Jacobi window against a plain grid, and lookahead decoding's own choices."""
+"""The Jacobi window against a plain grid, and the proposals of lookahead decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the published drafter proposes and learns; that it is lossless stands in test_baselines."""
+"""Proposals and learning of the published drafter; test_baselines checks that it is lossless."""
 
 from __future__ import annotations
 

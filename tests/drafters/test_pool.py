@@ -1,4 +1,4 @@
-"""The pool against a naive list; what drafters learn, carried over files."""
+"""The phrase pool against a naive list; saved and loaded state."""
 
 from __future__ import annotations
 

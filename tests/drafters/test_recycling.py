@@ -1,4 +1,4 @@
-"""Token Recycling's matrix and tree, and what RACER puts before them, by hand."""
+"""The rows and trees of Token Recycling and RACER, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rejection sampling keeps the target distribution, on a model small enough to enumerate."""
+"""Rejection sampling preserves the target's distribution, on a model small enough to enumerate."""
 
 from __future__ import annotations
 

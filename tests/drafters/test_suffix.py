@@ -1,4 +1,4 @@
-"""The suffix tree against counting by hand, and what suffix decoding makes of it."""
+"""The suffix tree against counting by hand, and the drafts of suffix decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine, any decoder-only architecture: each equal to `generate`, or refused by name.
+"""Each architecture returns the tokens of `generate`, or is refused by name.
 
 Nothing in `ouroboros` names a model. Configs are tiny and weights random, large and decisive; every
 text is longer than every sliding window. `python tests/engine/test_architectures.py` prints the

@@ -1,4 +1,4 @@
-"""Compiled layers answer as the plain ones do, and are compiled few times."""
+"""Compiled layers compute what plain layers do, with few compilations."""
 
 from __future__ import annotations
 

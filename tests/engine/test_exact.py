@@ -1,4 +1,4 @@
-"""Exact calls: a token's logits have the same bits in a tree, in single steps, in any pieces."""
+"""Exact calls: logits are bitwise identical in trees, in single steps and for chunked prompts."""
 
 from __future__ import annotations
 

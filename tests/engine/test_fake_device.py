@@ -1,4 +1,4 @@
-"""A whole step with Yi-34B's shapes on a device that is not there.
+"""A whole step with Yi-34B's shapes on a fake device.
 
 Tensors without contents know their device, so a wait for it, or a mixture of devices, is an error.
 No GPU is needed, but a build of torch that knows one: others cannot index such tensors.

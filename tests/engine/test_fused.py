@@ -1,4 +1,4 @@
-"""Calls by kernels give the logits of the modules, which are called where kernels do not serve."""
+"""Fused calls give the logits of the modules, which are called if kernels do not apply."""
 
 from __future__ import annotations
 

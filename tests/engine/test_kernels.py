@@ -1,4 +1,4 @@
-"""The kernels against torch's own attention and products in float64.
+"""The Triton kernels against torch's attention and matrix products in float64.
 
 On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and a numpy below 2.4,
 which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py

@@ -1,4 +1,4 @@
-"""A tokenizer that loses characters is refused at load, whoever made it."""
+"""A tokenizer that loses characters is refused at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a tree are those of each branch alone, whatever the cache held before."""
+"""The logits of a tree are those of each branch alone, whatever the cache contained before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree scored in parts is the tree scored at once, and nothing is fed twice."""
+"""A tree scored in several calls gives the logits of one call, and nothing is fed twice."""
 
 from __future__ import annotations
 

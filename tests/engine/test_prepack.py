@@ -1,4 +1,4 @@
-"""Packed linear layers compute what plain ones do, whatever is done to their weights."""
+"""Packed linear layers compute what plain ones do, even after weights change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 models, of both back ends: lossless against themselves, audited, counted in their bytes."""
+"""int8 models of both back ends: lossless against themselves, audited, bytes counted."""
 
 from __future__ import annotations
 

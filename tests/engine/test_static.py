@@ -1,4 +1,4 @@
-"""Calls of fixed shapes give what calls of exact shapes give: padding is never seen."""
+"""Calls of fixed shapes give the logits of calls of exact shapes: padding has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions against measurements: errors, order, and what following them costs."""
+"""Predictions against measurements: errors, rank order, regret."""
 
 import pandas as pd
 import pytest

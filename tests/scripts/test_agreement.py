@@ -1,4 +1,4 @@
-"""What drafts are worth, from a recording to tables and plots."""
+"""The agreement study, from a recording to tables and plots."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What is carried to a machine without a network: enough for every import, and it fits."""
+"""The transfer to a machine without network has everything that is imported, and fits."""
 
 from __future__ import annotations
 

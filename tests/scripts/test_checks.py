@@ -1,4 +1,4 @@
-"""The checks made on a new device find what they look for."""
+"""The checks of a new device detect the faults that they look for."""
 
 from __future__ import annotations
 

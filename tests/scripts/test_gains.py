@@ -1,4 +1,4 @@
-"""Which of the faster ways are used on a GPU is decided by calls that were measured there."""
+"""Options for a GPU are chosen by calls measured on it."""
 
 from __future__ import annotations
 

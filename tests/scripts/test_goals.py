@@ -1,4 +1,4 @@
-"""The goals of a run: figures worked out by hand, and which of them are judged."""
+"""The goals of a GPU run: numbers worked out by hand, and which goals are checked."""
 
 from __future__ import annotations
 

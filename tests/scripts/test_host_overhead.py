@@ -1,4 +1,4 @@
-"""Models that compute nothing: the same steps on every machine, and the host's time known."""
+"""Models that compute nothing: the same steps on every machine, and a known host time."""
 
 from __future__ import annotations
 

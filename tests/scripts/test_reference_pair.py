@@ -1,4 +1,4 @@
-"""The reference pair's training, whole, at toy size, and the pieces that keep its data honest."""
+"""The reference pair's whole training at toy size, and the filters of its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds for counts, against sums by hand; when speculation pays, against simulation."""
+"""Predicted seconds against sums by hand; break-even points against simulation."""
 
 import random
 from dataclasses import replace

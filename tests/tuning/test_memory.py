@@ -1,4 +1,4 @@
-"""What fits: known shapes, a real model's own bytes, and costs from bytes and bandwidth."""
+"""Memory needs of known shapes and of a real model, and costs from bytes and bandwidth."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Seconds are measured everywhere; memory and energy only where they are known."""
+"""The meter measures seconds everywhere, memory and energy only if the device reports them."""
 
 from types import SimpleNamespace
 

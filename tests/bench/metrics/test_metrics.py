@@ -1,4 +1,4 @@
-"""Every metric on steps worked out by hand, and what every entry of the registry must have."""
+"""Every metric, on steps worked out by hand, and the required fields of registry entries."""
 
 from dataclasses import replace
 from pathlib import Path

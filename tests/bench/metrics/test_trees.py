@@ -1,4 +1,4 @@
-"""Trees and their outcomes, against what the loop did and against sums made by hand."""
+"""Recorded trees and outcomes, compared with the loop's and with sums worked out by hand."""
 
 import random
 from math import log

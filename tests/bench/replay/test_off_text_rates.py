@@ -1,4 +1,4 @@
-"""Replays with simulated predictions: exact where none is read, an estimate elsewhere."""
+"""Replays with simulated predictions: exact if no prediction is read, otherwise an estimate."""
 
 import copy
 from dataclasses import replace

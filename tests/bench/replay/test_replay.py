@@ -1,4 +1,4 @@
-"""A replay without the target counts, step by step, what the live run counted."""
+"""A replay without the target has the live run's counts, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A simulated draft: the same answers in any order, at its agreement and confidence."""
+"""A simulated draft gives the same logits in any order of calls, at its agreement and
+confidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports over several folders: sweeps, merged parts, unreadable folders, the Spec-Bench export."""
+"""Reports over several folders: sweeps, merged shards, unreadable folders, Spec-Bench's format."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Where the time goes, from hand-made costs and samples."""
+"""Profiles, from costs and samples made by hand."""
 
 import pandas as pd
 import pytest

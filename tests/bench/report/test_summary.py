@@ -1,4 +1,4 @@
-"""One run as facts and a table of metrics, in files and in words."""
+"""A run's summary: facts, the table of metrics, files and notes."""
 
 import json
 from dataclasses import replace

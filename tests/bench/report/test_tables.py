@@ -1,4 +1,4 @@
-"""Tables of one run and of several: which columns, which cells, in which form."""
+"""Tables of one run and of several: columns, cells, formats."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The audit of a run: what it calls a bug, and that it leaves nothing out."""
+"""The audit of a run: which completions are a BUG, and that none is left out."""
 
 from __future__ import annotations
 

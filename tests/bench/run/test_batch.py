@@ -1,4 +1,4 @@
-"""Benches whose prompts are decoded together: texts, counts, times, failures, resuming."""
+"""Benchmarks of batches: texts, counts, times, failures, resuming."""
 
 from __future__ import annotations
 

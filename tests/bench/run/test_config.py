@@ -1,4 +1,4 @@
-"""The options of a run: ranges, combinations, and the plain values that run.json keeps."""
+"""The options of a run: ranges, combinations, and the plain values in run.json."""
 
 import pytest
 from composing import composed

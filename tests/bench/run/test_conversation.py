@@ -1,4 +1,4 @@
-"""Conversations, chat templates and longer contexts: from an example to what the model reads."""
+"""Conversations, chat templates and longer contexts: from an example to the prompt's ids."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A run resumes only where its models, rows, pools and code are still the same."""
+"""A run resumes only if its models, rows, pools and code are unchanged."""
 
 from __future__ import annotations
 

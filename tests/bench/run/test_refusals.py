@@ -1,4 +1,4 @@
-"""What a run refuses or warns of before it measures: each in one line with its remedy."""
+"""Errors and warnings before a run measures: one line each, with the remedy."""
 
 from __future__ import annotations
 

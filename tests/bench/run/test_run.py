@@ -1,4 +1,4 @@
-"""run() as a library function: from a typed config to a folder, resumed, and loaded again."""
+"""`run()` from Python: from a typed config to a folder, resumed, and loaded again."""
 
 from __future__ import annotations
 

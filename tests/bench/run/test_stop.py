@@ -1,4 +1,4 @@
-"""Stop strings: where a completion ends, for every decoder and however its tokens come."""
+"""Stop strings: every decoder's completion ends at the same token."""
 
 import random
 

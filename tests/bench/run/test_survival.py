@@ -1,4 +1,4 @@
-"""Runs killed, interrupted or partly failed, and folders in use: nothing is lost or mixed."""
+"""Runs that are killed, interrupted or partly failed, and folders in use: nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks with data of their own: their files, wordings, and scores."""
+"""The tasks with data files: rows, prompt templates and scores."""
 
 import json
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""The page about tasks of one's own: its code runs, by dotted path and by entry point."""
+"""The code in docs/own_task.md runs, by dotted path and by entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Occurrences, recycled predictions and shares, against looking everywhere and the formula."""
+"""Occurrences, recycled predictions and shares, against brute force and the formula."""
 
 from __future__ import annotations
 

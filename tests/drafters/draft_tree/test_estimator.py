@@ -1,4 +1,4 @@
-"""The estimates' features: what they say of a choice must not hang on how warm it is drawn."""
+"""The estimates' features do not depend on the temperature of sampling."""
 
 import json
 

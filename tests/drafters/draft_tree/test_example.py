@@ -1,4 +1,4 @@
-"""One step of the drafter by hand: from a text of four distinct tokens to what is kept.
+"""One step of the drafter, worked out by hand on a text of four distinct tokens.
 
 The text is `a b c a b d a b`; its last token `b` is the root of the tree.
 

@@ -1,4 +1,4 @@
-"""The tree against all trees, and what of it is worth its cost."""
+"""The grown tree against brute force over all trees, and the nodes that are worth their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of the tree grower: compiled and in Python, bounded, repeatable, remembered."""
+"""Whole runs of the tree grower: compiled and in Python, bounded, reproducible, saved."""
 
 from __future__ import annotations
 

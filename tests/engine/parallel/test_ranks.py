@@ -1,4 +1,4 @@
-"""Processes that share a tree by gloo give the text of one; one that is killed ends the others."""
+"""Processes that split a tree return the text of one process; if one is killed, the others exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree over several ranks gives the text of one process, whatever the tree and its parts.
+"""A tree split over several ranks gives the text of one process, whatever the split.
 
 The ranks are threads here; test_ranks.py has processes.
 """

@@ -1,4 +1,4 @@
-"""Parts of a tree: closed, complete, each choice told once, as equal as can be."""
+"""Subtrees contain all ancestors, cover the tree, own each logit node once, and are balanced."""
 
 from __future__ import annotations
 
