@@ -1,6 +1,6 @@
 """llama.cpp as a peer, with the same weights, traced and timed like our decoders.
 
-Needs the optional package llama-cpp-python and weights written by `scripts/write_gguf.py`.
+Needs the optional package llama-cpp-python and weights written by `scripts/save_standin.py --gguf`.
 """
 
 from __future__ import annotations
@@ -18,42 +18,27 @@ from ouroboros.trace import DecodeTrace
 
 
 class LlamaCpp:
-    """llama.cpp's greedy generation from the GGUF file at `path`. With `lookup` above 0, the Python
-    binding's prompt lookup drafts that many tokens.
+    """llama.cpp's greedy generation from the GGUF file at `path`.
 
     The whole time of a step counts as verification. Raises `ValueError` if the package or the file
     is missing.
     """
 
-    def __init__(self, path: str | None, *, lookup: int = 0) -> None:
+    def __init__(self, path: str | None) -> None:
         try:
             from llama_cpp import Llama
-            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
         except ImportError as error:
             raise ValueError(
                 f"llama.cpp needs its Python binding ({error}): pip install llama-cpp-python"
             ) from error
         if not path or not Path(path).is_file():
             raise ValueError(
-                f"decoder.llama_cpp.path={path} is no file: write it with scripts/write_gguf.py"
+                f"decoder.llama_cpp.path={path} is no file: write it with scripts/save_standin.py"
             )
-        self.calls: list[float] = []  # start times of lookups
-        self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
         threads = torch.get_num_threads()
         self._llama = Llama(
-            path,
-            n_ctx=0,
-            n_threads=threads,
-            n_threads_batch=threads,
-            draft_model=self._propose if lookup else None,
-            logits_all=bool(lookup),
-            verbose=False,
+            path, n_ctx=0, n_threads=threads, n_threads_batch=threads, verbose=False
         )
-
-    def _propose(self, input_ids, **kwargs):
-        """Draft by prompt lookup; each draft begins a new step."""
-        self.calls.append(time.perf_counter())
-        return self._lookup(input_ids, **kwargs)
 
     def run(
         self,
@@ -73,15 +58,9 @@ class LlamaCpp:
         trace = DecodeTrace(list(prompt), len(prompt))
         arrivals: list[tuple[float, int]] = []
         self._llama.reset()  # drops the cache of the previous prompt
-        self.calls, seen = [], 0
         started = time.perf_counter()
         for token in self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):
-            now = time.perf_counter()
-            if arrivals and self._lookup is not None and len(self.calls) == seen:
-                arrivals[-1] = now, arrivals[-1][1] + 1
-            else:
-                arrivals.append((now, 1))
-            seen = len(self.calls)
+            arrivals.append((time.perf_counter(), 1))
             trace.tokens.append(int(token))
             keep = stop(trace.new_tokens) if stop is not None else None
             if keep is not None:

@@ -159,8 +159,7 @@ def decoder_factories(
 ) -> dict[str, DecoderFactory]:
     """Return a factory for each config; build one decoder of each first, as a check. `pool` files
     are read once; the target's `tokenizer` must be the one that the pool was made with. Without
-    `guard` no decoder reads a clock, so counts are reproducible and processes that draft separately
-    stay identical."""
+    `guard` no decoder reads a clock, so counts are reproducible."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from save_standin import write_gguf
 from transformers import LlamaForCausalLM
-from write_gguf import write_gguf
 
 from ouroboros import CachedModel
 from ouroboros.bench.run.pair import cpu, model_path
@@ -92,8 +92,7 @@ def measure(args: argparse.Namespace, dtype: torch.dtype, folder: Path) -> pd.Da
         "exact": our_call(CachedModel(copy.deepcopy(model), exact=True), args.context),
     }
     try:
-        model.save_pretrained(folder / name)
-        write_gguf(str(folder / name), folder / f"{name}.gguf", name)
+        write_gguf(model, folder / f"{name}.gguf")
         calls["llama.cpp"] = llama_cpp_call(folder / f"{name}.gguf", args.context)
     except ImportError as error:
         print(f"without llama.cpp: {error}")

@@ -1,10 +1,13 @@
-"""Save a stand-in: a small trained model inside a large model's shape, for timing.
+r"""Save a stand-in: a small trained model inside a large model's shape, for timing.
 
-    python scripts/save_standin.py --core reference/target --shape yi-6b --out DIR
+    python scripts/save_standin.py --shape cpu-target --out build/target --gguf build/target.gguf
+    ouroboros bench "decoder=[greedy,ouroboros,llama_cpp]" model.target=build/target \
+        model.standin=null decoder.llama_cpp.path=build/target.gguf
 
-The folder gets an ordinary checkpoint and the core's tokenizer. The stand-in computes the same
-function as the core, with the large model's memory traffic. Report its timings as a stand-in's,
-never under the large model's name.
+The folder holds an ordinary checkpoint and the core's tokenizer; --gguf also writes the same
+weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since benches pass
+token ids. The stand-in computes the same as the core, with the large model's memory traffic: report
+timings as a stand-in's, never under the large model's name.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from ouroboros.bench.run.pair import model_path
 from ouroboros.engine.quantised import bytes_of
@@ -24,6 +27,22 @@ CARD = """# Stand-in of shape {shape}
 Computes the function of `{core}` at the memory traffic of {shape}: made by
 `scripts/save_standin.py`, for timing only. It is not the model whose shape it has.
 """
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 
 
 def save_standin(args: argparse.Namespace) -> None:
@@ -37,6 +56,54 @@ def save_standin(args: argparse.Namespace) -> None:
     AutoTokenizer.from_pretrained(model_path(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
     print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
+    if args.gguf:
+        write_gguf(model, args.gguf)
+
+
+def write_gguf(model: PreTrainedModel, out: Path) -> None:
+    """Write a Llama model without biases as GGUF, matrices in its dtype, norms in float32, as
+    llama.cpp requires."""
+    import gguf
+
+    config = model.config
+    kinds = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+    kind = gguf.GGMLQuantizationType[kinds[model.dtype]]
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_name(out.stem)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base((config.rope_parameters or {})["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        target = OUTER.get(name)
+        if target is None:
+            _, _, layer, *part = name.removesuffix(".weight").split(".")
+            target = f"blk.{layer}.{LAYER['.'.join(part)]}.weight"
+        for key, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
+            if key in target:  # llama.cpp rotates neighbouring pairs, transformers halves
+                halves = weight.view(count, 2, -1, weight.shape[-1])
+                weight = halves.transpose(1, 2).reshape(weight.shape)
+        stored = gguf.GGMLQuantizationType.F32 if weight.ndim == 1 else kind
+        data = weight.float().contiguous().numpy()
+        writer.add_tensor(target, gguf.quants.quantize(data, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    print(f"{out}: {out.stat().st_size / 1e6:.0f} MB")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,10 +111,11 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    core = "the small model: folder, hub id, reference/target or reference/draft"
-    add("--core", required=True, help=core)
+    core = "the small model: folder, hub id, reference/target or reference/draft (%(default)s)"
+    add("--core", default="reference/target", help=core)
     add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
     add("--out", required=True, type=Path, help="a new folder")
+    add("--gguf", type=Path, help="also write this file for llama.cpp")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     add("--device", default="cpu", help="where the weights are made")
     add("--seed", default=0, type=int, help="of the unused weights")

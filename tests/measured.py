@@ -76,7 +76,7 @@ RUN = {
 def measured(samples=None, *, scores=None, priced=None, **facts) -> Measured:
     """Return a measurement in memory: greedy and fast on two prompts, or `samples`."""
     rows = [row for pair in greedy_and_fast() for row in pair] if samples is None else samples
-    return Measured((Path("toy"),), {**RUN, **facts}, rows, scores or {}, priced=priced)
+    return Measured(Path("toy"), {**RUN, **facts}, rows, scores or {}, priced=priced)
 
 
 def three_decoders(priced=None, **facts) -> Measured:

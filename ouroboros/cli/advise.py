@@ -1,4 +1,4 @@
-"""Predict each decoder's speed and best settings, and what fits in memory: `ouroboros advise`.
+"""Predict each decoder's speed and best settings: `ouroboros advise`.
 
 The options are in conf/hydra/help/advise.yaml.
 """
@@ -30,7 +30,7 @@ from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.evidence import Evidence, measured_evidence, recorded_evidence
-from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
+from ouroboros.tuning.footprint import config_of, footprint_of
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
@@ -39,7 +39,7 @@ KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads",
 
 
 def advise(options: dict) -> tuple[int, dict]:
-    """Print predictions and reasons, the best command, and what fits in memory."""
+    """Print predictions and reasons, and the best command."""
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
     check_decoders(decoders)
@@ -50,14 +50,16 @@ def advise(options: dict) -> tuple[int, dict]:
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     spec, machine = PairSpec.from_mapping(options["model"]), options["machine"]
-    dtype = dtype_of(spec)
-    names = machine["shapes"] or spec.standin or {"target": spec.target, "draft": spec.draft}
-    models = {role: (model_path(name), dtype) for role, name in names.items() if name}
     if options["costs"] and machine["bandwidth_gb_s"]:
         raise ValueError("give costs= or machine.bandwidth_gb_s=, not both")
     costs = load_costs(options["costs"])
     if machine["bandwidth_gb_s"]:
-        pair = {role: footprint_of(config_of(name), dtype) for role, (name, _) in models.items()}
+        names = machine["shapes"] or spec.standin or {"target": spec.target, "draft": spec.draft}
+        pair = {
+            role: footprint_of(config_of(model_path(name)), dtype_of(spec))
+            for role, name in names.items()
+            if name
+        }
         figures = {name: machine[name] for name in ("bandwidth_gb_s", "tflops", "host_ms")}
         costs = Costs.roofline(pair["target"], pair.get("draft"), **figures)
     rates = rates_by_decoder(options["rates"])
@@ -76,21 +78,7 @@ def advise(options: dict) -> tuple[int, dict]:
         bench = Bench(loaded.target, loaded.models, made, examples, {}, **limits)
         sizes = {name: options[name] for name in ("nodes", "visits")}
         evidence = measured_evidence(bench, decoders, **given, **sizes)
-    document = print_advice(options, folder, evidence, overrides)
-
-    memory = DeviceMemory.of(options["model"]["device"])
-    if machine["memory_gb"]:
-        memory = DeviceMemory("the machine", *[int(1e9 * machine["memory_gb"])] * 2)
-    try:
-        document["memory"], table = fits(models, memory, max_len=options["model"]["max_len"])
-        words = ", ".join(f"{role} {Path(name).name}" for role, (name, _) in models.items())
-        free = f"{memory.free_bytes / 1e9:.1f} of {memory.total_bytes / 1e9:.1f} GB free"
-        print(f"\nmemory: {memory.device}, {free}; {words} in {str(dtype)[6:]}")
-        print_table(table)
-    except ValueError as error:
-        document["memory"] = {}
-        print(f"\nmemory: {error}")
-    return 0, document
+    return 0, print_advice(options, folder, evidence, overrides)
 
 
 def print_advice(

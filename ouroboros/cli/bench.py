@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
@@ -23,12 +22,6 @@ from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.main import SOME_FAILED
 from ouroboros.cli.report import print_summary
 from ouroboros.costs import Costs
-
-OWN_DEVICE = {
-    "RayLauncher": ["ray.remote.num_gpus"],
-    "SlurmLauncher": ["gpus_per_node", "additional_parameters.exclusive"],
-}
-"""Options by which a launcher gives each job a separate device."""
 
 
 def bench(options: dict) -> tuple[int, dict | None]:
@@ -75,11 +68,8 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     if hydra.mode != RunMode.MULTIRUN:
         return RunConfig.from_mapping(options), None
     sweep, device = Path(options["results_dir"] or hydra.sweep.dir), options["model"]["device"]
-    launcher, number = hydra.launcher, hydra.job.num
-    name = launcher["_target_"].rpartition(".")[2]
-    own_device = [OmegaConf.select(launcher, key) or 0 for key in OWN_DEVICE.get(name, ())]
-    alone = name == "BasicLauncher" or device == f"cuda:{number}" or max(own_device, default=0) >= 1
-    if options["timing"] and not alone:
+    name, number = hydra.launcher["_target_"].rpartition(".")[2], hydra.job.num
+    if options["timing"] and name != "BasicLauncher" and device != f"cuda:{number}":
         raise ValueError(
             f"hydra's {name} runs jobs side by side on one device, so their times mean nothing: "
             "give timing=false (counts only), a device for each job, or no parallel launcher"

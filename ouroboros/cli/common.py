@@ -112,6 +112,6 @@ def one_line(error: BaseException) -> str:
 def unknown_config(group: str, name: str) -> str:
     """Return a one-line error about a config missing from a group."""
     if group == "hydra/launcher":
-        return f"no {group}={name}: some come with pip install 'ouroboros-decoding[launchers]'"
+        return f"no {group}={name}: install its plugin, such as hydra-joblib-launcher"
     known = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))
     return f"there is no {group} {unknown(name, known)}"

@@ -175,16 +175,15 @@ def report(add: Callable) -> None:
     summary.json, numbers.csv, tables/ and plots/. Each folder's summary.json,
     summary.md and plot stay unchanged without --remake. --costs takes a name of
     costs, or a file written by 'ouroboros profile', and adds cost per token and
-    predicted speedups. Shards of one run (part=1/4, ...) are merged. A folder that
-    cannot be read is named on stderr and skipped; the exit code is then 2. The
-    terminal shows one table per run, with --wide all tables. With --json, or if
-    stdout is not a terminal, the last line on stdout is one JSON document.
+    predicted speedups. A folder that cannot be read is named on stderr and skipped;
+    the exit code is then 2. The terminal shows one table per run, with --wide all
+    tables. With --json, or if stdout is not a terminal, the last line on stdout is
+    one JSON document.
     """
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder or its parent")
     add("--out", type=Path, help="report folder (default: beside the results folders)")
     add("--costs", help="costs for predictions: a name, or a profile's costs.json")
     add("--remake", action="store_true", help="rewrite each folder's summary and plot")
-    add("--spec-bench", action="store_true", help="also write answers in Spec-Bench's format")
     where = "the runs' tokenizer, for the texts on the page (default: the one named in run.json)"
     add("--tokenizer", metavar="FOLDER", help=where)
     add("--wide", action="store_true", help="print every table of every run")
@@ -222,7 +221,6 @@ def tune(add: Callable) -> None:
 
         ouroboros tune --decoders speculative ouroboros --trials 16
         ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
-        ouroboros tune --fit weights.json
 
     The target's output for each prompt, greedy and sampled, is recorded once, in
     float32. Decoders are replayed on these texts; those that cannot be replayed
@@ -234,14 +232,9 @@ def tune(add: Callable) -> None:
     tuning.md) shows how much slower than the best settings found the configured
     ones are, and those that are best for the other costs. Rerun to resume.
 
-    --fit FILE instead fits the weights of Ouroboros' estimators to the pair, and
-    writes them with the quality of the fit, and a plot. Use them with
-    decoder.ouroboros.weights=FILE. Never tune on a benchmark's prompts.
+    Never tune on a benchmark's prompts.
     """
     add("--prompts", nargs="+", metavar="FILE", help="JSONL (default: conf/task/development*)")
-    add("--fit", type=Path, metavar="FILE", help="output file for the fitted weights")
-    noise = "for --fit: levels of Gaussian noise on the draft's weights"
-    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     spaces = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
     add("--decoders", nargs="*", default=[name for name in spaces if not name.startswith("hf_")])

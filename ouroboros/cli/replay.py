@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from ouroboros.bench.metrics.sample import COST_RATIO
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, replay_table
-from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft, read_curve
+from ouroboros.bench.replay.simulated_draft import SimulatedDraft, read_curve
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
@@ -52,8 +52,7 @@ def replay(options: dict) -> tuple[int, dict]:
     draft: Any = None
     drafts = any(map(needs_draft, options["decoder"].values()))
     if drafts and (simulated := options.get("draft")):
-        errors = DraftErrorModel.load(Path(simulated["errors"])) if simulated["errors"] else None
-        own = {**simulated, "errors": errors, "tokenizer": tokenizer}
+        own = {**simulated, "tokenizer": tokenizer}
         if isinstance(own.get("agreement"), str):
             own["agreement"] = read_curve(Path(own["agreement"]))
         try:

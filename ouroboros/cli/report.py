@@ -11,14 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ouroboros.bench.report.gather import Measured, load, merge, run_folders
+from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.report import make_report, write_report
-from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
-from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.costs import CostModel
 
 PIPE_WIDTH = 120
@@ -42,18 +40,10 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
     shared = [folder.resolve().parent for folder in options.folders]
     beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
     out = options.out or beside / "report"
-    runs = write_report(merge(loaded), out, tokenizer=options.tokenizer, on_failure=fail)
+    runs = write_report(loaded, out, tokenizer=options.tokenizer, on_failure=fail)
     for summary in runs:
-        label = summary.label
-        if options.spec_bench:
-            if summary.facts.task != SpecBench.name:
-                what = f"{label} is a run of {summary.facts.task}: its prompts get new numbers"
-                warning = (
-                    f"warning: {what}, and Spec-Bench's scripts will not know their categories"
-                )
-                print(warning, file=sys.stderr)
-            write_answers(summary.measured, out / "spec_bench" / label.replace("/", "-"))
-        print_summary(summary, label=label if len(runs) > 1 else "", wide=options.wide)
+        label = summary.label if len(runs) > 1 else ""
+        print_summary(summary, label=label, wide=options.wide)
     for name in ("report.html", "summary.json"):
         print(f"{Path(name).stem}: {short_path(out / name)}", file=sys.stderr)
     return 2 if failures else 0, {run.label: run.headline() for run in runs}

@@ -1,13 +1,9 @@
-"""Tune every decoder on the same texts, or fit Ouroboros' estimators (`--fit`): `ouroboros tune`.
-
-`ouroboros.cli.main` lists the options.
-"""
+"""Tune every decoder on the same texts: `ouroboros tune` (options in `ouroboros.cli.main`)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +11,21 @@ import torch
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.report import style
-from ouroboros.bench.report.plots import fitted_weights
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import file_hashes, provenance
-from ouroboros.bench.run.loop import Bench, eos_ids
-from ouroboros.bench.run.pair import Pair, load_pair
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.conf import FOLDER
-from ouroboros.drafters.calibration import calibrate
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
+EXACT = ("model.standin=null", "model.dtype=float32")
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
@@ -42,27 +36,22 @@ found the configured settings are; best by ...: the same for the settings that a
 other costs."""
 
 
-def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Tune every decoder for each of the costs and print the report; for `--fit`, see `fit`."""
+def tune(options: argparse.Namespace) -> tuple[int, dict]:
+    """Tune every decoder for each of the costs and print the report."""
     if unknown := [name for name in options.decoders if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
     for name in ("trials", "first", "limit", "max_new"):
         value = getattr(options, name)
         check_whole(f"--{name.replace('_', '-')}", value, null=name == "limit")
-    names = ["ouroboros"] if options.fit else options.decoders
-    exact = () if options.fit else ("model.standin=null", "model.dtype=float32")
-    overrides = [f"decoder=[{','.join(names)}]", *exact, *options.overrides]
+    overrides = [f"decoder=[{','.join(options.decoders)}]", *EXACT, *options.overrides]
     config = RunConfig.from_mapping(composed(overrides))
     torch.set_num_threads(config.threads or torch.get_num_threads())
-    shipped = "development.jsonl" if options.fit else "development*.jsonl"
-    paths = options.prompts or sorted(map(str, (FOLDER / "task").glob(shipped)))
+    shipped = (FOLDER / "task").glob("development*.jsonl")
+    paths = options.prompts or sorted(map(str, shipped))
     tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in paths}
     costs: Any = {Path(name).stem: load_costs(name) for name in options.costs}
     pair = load_pair(config.model, with_draft=config.needs_draft)
-    if options.fit:
-        fit(options, config, pair, tasks)
-        return 0, None
     on = []
     for task in tasks.values():
         for temperature in options.temperatures:
@@ -81,7 +70,7 @@ def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
                 decoders[decoder] = {**settings, **tuned}
         machines.append(tuning.Machine(name, own, decoders))
     report, best = tuning.tune(
-        *(machines, on, names, options.results),
+        *(machines, on, options.decoders, options.results),
         trials=options.trials,
         first=options.first,
         seed=options.seed,
@@ -106,32 +95,3 @@ def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
     print(f"results: {short_path(options.results)}", file=sys.stderr)
     print(table)
     return 0, best
-
-
-def fit(
-    options: argparse.Namespace, config: RunConfig, pair: Pair, tasks: Mapping[str, Prompts]
-) -> None:
-    """Fit the estimators' weights; write them and a plot; print the quality of the fit."""
-    target, draft = pair.models
-    ids = {
-        name: [target.tokenizer(one.prompt).input_ids for one in task.load()[: options.limit]]
-        for name, task in tasks.items()
-    }
-    weights = calibrate(
-        *(target, draft, ids),
-        temperatures=options.temperatures,
-        max_new=options.max_new,
-        noise=options.noise,
-        eos=sorted(eos_ids(target)),
-        pair=f"{config.model.name}, {config.model.dtype}",
-    )
-    options.fit.parent.mkdir(parents=True, exist_ok=True)
-    weights.save(options.fit)
-    style.save(fitted_weights(weights.about), options.fit.with_suffix(".png"))
-    for view, what in (("index", "by phrases alone"), ("draft", "with the draft's view")):
-        found: Any = weights.about[view]
-        print(
-            f"{what}: log loss {found['log_loss']:.3f} on {found['observations']} tokens held out"
-            f" (always the mean: {found['log_loss_of_the_mean']:.3f})"
-        )
-    print(f"use it: ouroboros bench decoder.ouroboros.weights={options.fit}")

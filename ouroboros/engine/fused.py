@@ -24,11 +24,11 @@ from transformers import Cache, PreTrainedModel
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.cpu_kernels import FEW, PIECE, kernels
 from ouroboros.engine.eager import Eager
+from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import PackedWeights, can_be_packed, prepack_linears
-from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type

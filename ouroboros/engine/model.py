@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
+from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.fused import Fused, fuse
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.static import model_state
 from ouroboros.engine.support import check_tree_support, why_not_jointly

@@ -249,7 +249,7 @@ def equal(folder: Path) -> Check:
     float32 reference target, whose function a stand-in computes."""
     results = ResultsFolder(folder)
     run = results.load_run()
-    config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
+    config = RunConfig.from_mapping(run["config"])
     target = load_pair(PairSpec(*REFERENCE, dtype="float32"), with_draft=False).target
     examples = {example.id: example for example in config.task.load()[1]}
     samples = [sample for sample in results.load_samples() if not sample.error]

@@ -11,17 +11,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from ouroboros import standin
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.engine.static import NODES, padded_slots
-from ouroboros.tuning.memory import DeviceMemory, footprint_of, longest_context
+from ouroboros.tuning.footprint import footprint_of
 
 ROLES = ("target", "draft")
 SHARES = (1, 0.9, 0.8, 0.7)
 WORKSPACE_BYTES = 2 << 30  # graph pools, logits of both models, cuBLAS, the driver
 CACHE_COPIES = 2  # a cache that grows is copied
+SPARE = 0.95  # the share of the rest that weights and caches may take
 
 
 def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[str] | None:
@@ -33,8 +35,9 @@ def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[s
         if share < 1:
             layers = (round(share * standin.shape(name).num_hidden_layers) for name in shapes)
             found = [f"{name}@{count}" for name, count in zip(shapes, layers, strict=True)]
-        sizes = {name: footprint_of(standin.shape(name), torch.bfloat16) for name in found}
-        if longest_context(sizes, memory_bytes - WORKSPACE_BYTES) >= slots:
+        sizes = [footprint_of(standin.shape(name), torch.bfloat16) for name in found]
+        needed = sum(own.weight_bytes + slots * own.kv_bytes_per_token for own in sizes)
+        if needed <= SPARE * (memory_bytes - WORKSPACE_BYTES):
             return found
     return None
 
@@ -54,7 +57,9 @@ if __name__ == "__main__":
     parser.add_argument("shapes", nargs="+", help="of the target and perhaps a draft")
     parser.add_argument("--context", type=int, default=2048)
     args = parser.parse_args()
-    memory_bytes = DeviceMemory.of().total_bytes
+    memory_bytes = psutil.virtual_memory().total
+    if torch.cuda.is_available():
+        memory_bytes = torch.cuda.mem_get_info()[1]
     found = fitting(args.shapes, context=args.context, memory_bytes=memory_bytes)
     if found is None:
         raise SystemExit(f"{' and '.join(args.shapes)} do not fit in this machine's memory")

@@ -29,6 +29,6 @@ grep -qs polish_steps "$WORK/target/summary.json" || train polish minutes="$POLI
 # Draft: the target's layers merged in groups, trained on the target's distribution and text.
 train draft minutes="$DRAFT" "${DEVICE[@]}"
 
-# Export in bf16, then measure and write the model card.
+# Export in bf16, then measure.
 train export out="$OUT"
 "$PYTHON" scripts/reference_pair/evaluate.py --pair "$OUT" --work "$WORK"

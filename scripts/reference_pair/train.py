@@ -4,7 +4,7 @@
 
 run.sh has the steps in order, with the options of the shipped pair; the classes `Corpus`, `Recipe`,
 `Polish` and those below describe the options. Every step reads the previous step's files from the
-work folder and resumes its own checkpoint. evaluate.py measures the result and writes the card.
+work folder and resumes its own checkpoint. evaluate.py measures the result.
 """
 
 from __future__ import annotations

@@ -81,12 +81,10 @@ warm_start() {
   done
 }
 
-# Shared noise against rejection sampling, and the upper bound of both. 3 runs of 2 minutes.
+# Shared noise against rejection sampling. 3 runs of 2 minutes.
 acceptance() {
   for temperature in 0 0.7 1.0; do
-    folder=acceptance/t${temperature/./}
-    bench $folder experiment=acceptance $COUNT temperature=$temperature max_new=64 &&
-      step $folder overlap.json "$PYTHON" scripts/trials/overlap.py $RESULTS/$folder
+    bench acceptance/t${temperature/./} experiment=acceptance $COUNT temperature=$temperature max_new=64
   done
 }
 
@@ -171,11 +169,11 @@ advice_check() {
 # Where the time goes. 3 minutes. (costs/epyc.yaml is made from results/profile.)
 step_profile() {
   begin step_profile
-  measure step_profile profile profile.trace=true model.dtype=auto
+  measure step_profile profile model.dtype=auto
 }
 
 # The host's time per step. 2 minutes.
-host() { begin host && step host host.json "$PYTHON" scripts/trials/host_overhead.py; }
+host() { begin host && step host host.json "$PYTHON" scripts/reproduce/host_overhead.py; }
 
 # Decoders inside the lm-evaluation-harness: equal scores at different speeds. 3 minutes.
 lm_eval() {

@@ -49,10 +49,6 @@ def test_a_pair_is_measured_and_advised_upon(run_advise, saved_pair):
     assert document["settings_tried"] > 30
     assert "ouroboros bench" in document["best"]["command"]
     assert document["best"]["command"] in out
-    weights = document["memory"]["as is"]["weights_gb"]
-    assert weights["target"] == weights["draft"] > 0 and "longest context" in out
-    positions = document["memory"]["as is"]["positions"]
-    assert f"{positions}, the model's (memory: " in out
     assert {p.name for p in (saved_pair / "advice").iterdir()} == {"advice.json", "costs.json"}
     costs = Costs.load(saved_pair / "advice" / "costs.json")
     assert costs.draft is not None and set(costs.host_ms) > {"greedy", "lookahead"}
@@ -88,15 +84,11 @@ def test_predictions_are_held_against_runs(recorded, saved_pair, monkeypatch, ca
 
 def test_a_machine_that_is_not_at_hand(run_advise, recorded):
     shapes = "machine.shapes={target: 01-ai/Yi-34B, draft: yi-6b}"
-    machine = [shapes, "machine.bandwidth_gb_s=4300", "machine.memory_gb=139"]
+    machine = [shapes, "machine.bandwidth_gb_s=4300"]
     dtype = "model.dtype=float32"
     names = "decoder=[speculative]"
-    code, out, document, err = run_advise(
-        f"runs={recorded}", *machine, dtype, names, "search=false"
-    )
+    code, _, document, err = run_advise(f"runs={recorded}", *machine, dtype, names, "search=false")
     assert code == 0, err
-    assert document["memory"]["as is"]["weights_gb"]["target"] == pytest.approx(137.6, abs=0.1)
-    assert document["memory"]["int8"]["longest_context"] > 50_000 and "by memory" in out
     greedy = document["decoders"]["greedy"]["configured"]
     assert greedy["tokens_per_s"] == pytest.approx(1000 / 31.6, abs=0.5)
 

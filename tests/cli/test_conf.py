@@ -9,7 +9,6 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from ouroboros import Ouroboros, argmax, standin, vocab
-from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
@@ -218,19 +217,6 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
 
 
-def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
-    common = ["decoder=[greedy,prompt_lookup]", "task.limit=3", "max_new=4", "threads=1"]
-    code, _, err = run_bench(*common, "part=1/2,2/2", "results_dir=parts", "-m")
-    assert code == 0, err
-    found = [load(saved_pair / "parts" / name) for name in ("000", "001")]
-    assert [len(one.samples) for one in found] == [4, 2]
-    (whole,) = merge(found)
-    assert len({s.example for s in whole.samples}) == 3 and whole.run["task"]["prompts"] == 3
-    assert whole.run["samples_wanted"] == 6
-    code, _, err = run_bench(*common, "part=2/2", "results_dir=parts/000")
-    assert code == 2 and "parts/000" in err
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -252,7 +238,6 @@ def test_a_mistyped_name_is_told_with_those_there_are(override, says):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["part=5/4"], "part=5/4: give k/n"),
         (["model.target=null"], "model.target"),
         (["decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
         (["decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),

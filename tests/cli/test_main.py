@@ -93,7 +93,7 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     ("argv", "says"),
     [
         (["bnch"], "invalid choice: 'bnch' (choose from"),
-        (["bench", "-m", "hydra/launcher=nowhere", "task.limit=1"], "ing[launchers]'"),
+        (["bench", "-m", "hydra/launcher=nowhere", "task.limit=1"], "install its plugin"),
     ],
 )
 def test_an_unknown_command_or_launcher_is_told(told, argv, says):

@@ -21,7 +21,7 @@ from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.parallel import call_cost, on_own_device
 from ouroboros.cli.main import main
 from ouroboros.costs import Surface
-from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.parallel.ranks import Ranks
 
 OWN = (
@@ -85,17 +85,17 @@ def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
 
 
 def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
-    arguments = job(tmp_path / "two", "parallel=tree", "parallel_draft=every", "audit=none")
-    propose, calls = Ouroboros.propose, []
+    arguments = job(tmp_path / "two", "parallel=tree", "audit=none")
+    propose, calls = OnFirstRank.propose, []
 
     def ending(self, tokens, budget):
-        """The second rank is killed in its sixth draft, or told to stop there."""
+        """The second rank is killed in its ninth draft, or both get Ctrl-C there."""
         calls.append(len(calls))
-        if len(calls) == 9 and os.environ.get("RANK") == "1":
+        if len(calls) == 9 and (how == signal.SIGINT or os.environ.get("RANK") == "1"):
             os.kill(os.getpid(), how)
         return propose(self, tokens, budget)
 
-    monkeypatch.setattr(Ouroboros, "propose", ending)
+    monkeypatch.setattr(OnFirstRank, "propose", ending)
     how = signal.SIGKILL
     (code, _), (killed, _) = in_processes(2, process(arguments, tmp_path), tmp_path / "killed")
     assert (code, killed) == (1, -signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     assert [code for code, _ in stopped] == [130, 130] and "resume" in stopped[0][1]
     more = tokens(tmp_path / "two")
     assert kept.items() <= more.items() and len(more) < 9
-    monkeypatch.setattr(Ouroboros, "propose", propose)
+    monkeypatch.setattr(OnFirstRank, "propose", propose)
     for code, value in in_processes(2, process(arguments, tmp_path), tmp_path / "ended"):
         assert code == 0 and value[0] == 0
     ended = tokens(tmp_path / "two")

@@ -8,7 +8,6 @@ from measured import sample, step
 
 import ouroboros
 from ouroboros.costs import Costs, Surface
-from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.tuning.search import SPACES
 from ouroboros.tuning.tune import Machine, speed
 
@@ -104,17 +103,3 @@ def test_a_setting_is_as_fast_as_its_calls_cost():
     failed = [*three_small, sample("b", "d", [step(0, 0)], error="no memory")]
     assert speed(failed, flat) == 0, "no setting wins by failing"
     assert speed([], flat) == 0
-
-
-def test_estimates_are_fitted_to_a_pair_and_shown(call, saved_pair, tmp_path):
-    prompts, out = tmp_path / "mine.jsonl", tmp_path / "new" / "w.json"
-    prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
-    models = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ROLES)]
-    words = ["--fit", str(out), "--prompts", str(prompts), "--max-new", "12"]
-    words += ["--temperatures", "0", "0.8"]
-    code, said, _ = call("tune", *words, "--overrides", *models, pair=False)
-    assert code == 0 and "with the draft's view: log loss" in said and str(out) in said
-    assert Weights.load(out).about["prompts"] == {"mine": 5}
-    assert out.with_suffix(".png").stat().st_size > 10_000
-    code, _, error = call("tune", *words, "--limit", "1", "--overrides", *models, pair=False)
-    assert code == 2 and error.endswith("error: 1 prompts are too few: give 5 or more\n")

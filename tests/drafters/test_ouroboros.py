@@ -18,8 +18,6 @@ from transformers import (
 from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
-from ouroboros.drafters.calibration import calibrate, with_weight_noise
-from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
@@ -27,7 +25,6 @@ from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.generate import token_selector
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, argmax
-from ouroboros.tree import TokenTree
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
@@ -254,32 +251,3 @@ def test_what_outlives_a_prompt(pair):
     loaded = Ouroboros(pair[1], pool_state="loaded", pool=drafter.state_dict(), guard=False)
     counts = [len(decode(pair[0], loaded, prompt, max_new=40).steps) for _ in range(2)]
     assert counts[0] == counts[1] < steps["cold"][0] and not loaded.carries_state
-
-
-def test_a_disturbed_draft_is_another_and_always_the_same(pair):
-    draft = pair[1]
-    one, two = with_weight_noise(draft, 0.3), with_weight_noise(draft, 0.3)
-    chain = TokenTree.chain(3, (4, 5))
-    found, again, own = (
-        model.score(model.new_sequence(), [3], chain).clone() for model in (one, two, draft)
-    )
-    assert torch.equal(found, again) and not torch.allclose(found, own)
-    assert with_weight_noise(draft, 0.0) is draft
-
-
-def test_weights_are_fitted_on_runs_of_the_pair(pair):
-    prompts = [prompt_of(8, seed) for seed in range(6)]
-    about = {"temperatures": (0.0, 0.8), "max_new": 12, "rounds": 1, "pair": "tiny"}
-    made = calibrate(*pair, {"letters": prompts}, **about)
-    again = calibrate(*pair, {"letters": prompts}, **about)
-    assert made == again != Weights.load()
-    assert made.index[-1] == Weights.load().index[-1], "no text was an earlier one"
-    for part in ("index", "draft"):
-        found = made.about[part]
-        assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
-        assert sum(row["observations"] for row in found["reliability"]) == found["observations"]
-    assert made.about["prompts"] == {"letters": 6} and made.about["pair"] == "tiny"
-    worse = calibrate(*pair, {"letters": prompts}, noise=[0.0, 0.5], **about)
-    assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]
-    with pytest.raises(ValueError, match="3 prompts are too few"):
-        calibrate(*pair, {"letters": prompts[:3]}, **about)

@@ -18,9 +18,9 @@ from ouroboros.engine.compiled_layers import (
     DeduplicatePass,
     fuse_projections,
 )
+from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.selection import why_different
 from ouroboros.engine.triton_products import product
 from ouroboros.tree import TokenTree
 

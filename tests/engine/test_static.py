@@ -21,9 +21,9 @@ from transformers import (
 from ouroboros.decode import Decoding, RootOnly, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.compiled_layers import CompiledLayers
+from ouroboros.engine.engine_choice import select_engine, why_different
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.selection import select_engine, why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
@@ -207,10 +207,10 @@ def test_tuned_products_are_tried_first_and_dropped_with_a_reason(monkeypatch):
     """On a device that is a GPU by name only."""
     tried = []
     device = SimpleNamespace(type="cuda")
-    monkeypatch.setattr("ouroboros.engine.selection.Eager", lambda *_: None)
-    monkeypatch.setattr("ouroboros.engine.selection.Static", lambda *_, **how: how)
+    monkeypatch.setattr("ouroboros.engine.engine_choice.Eager", lambda *_: None)
+    monkeypatch.setattr("ouroboros.engine.engine_choice.Static", lambda *_, **how: how)
     monkeypatch.setattr(
-        "ouroboros.engine.selection.why_different",
+        "ouroboros.engine.engine_choice.why_different",
         lambda engine, _: tried.append(engine) or ("off" if len(tried) < 2 else None),
     )
     info = SimpleNamespace(device=device)

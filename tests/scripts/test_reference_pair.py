@@ -45,12 +45,8 @@ def test_the_steps_train_a_tiny_pair_that_decodes_and_is_measured(tmp_path, monk
     evaluate.main()
     found = json.loads((out / "evaluation.json").read_text())
     assert 5 < found["loss"]["target"]["module"]["nats_per_token"] < 7
-    assert (
-        0 <= found["humaneval"]["0.8"]["agreement"] <= 1 and "0-512" in found["by_position"]["0.5"]
-    )
-    card = (out / "CARD.md").read_text()
-    loss = found["loss"]["target"]["function"]["nats_per_token"]
-    assert f"| {loss:.3f} |" in card and "python 3" in card
+    assert 0 <= found["humaneval"]["0.8"]["agreement"] <= 1
+    assert json.loads((out / "manifest.json").read_text())["counts"]["train_tokens"] > 0
 
 
 def test_a_document_that_shares_13_words_with_a_benchmark_is_dropped(tmp_path):

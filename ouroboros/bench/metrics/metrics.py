@@ -297,10 +297,6 @@ METRICS = Registry(
     Metric("calls_vs_ouroboros", "Ouroboros' calls lead", over_ouroboros("calls"),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
-    Metric("decode_vs_ouroboros", "Ouroboros' decode lead",
-           over_ouroboros("decode_s", "decode_tokens"),
-           "The decoder's seconds per token after the first step / Ouroboros', same prompts.",
-           timed=True, tables="lead", **LEAD),
     Metric("ttft_vs_ouroboros", "Ouroboros' TTFT lead", over_ouroboros("ttft_s", "completions"),
            "The decoder's mean TTFT / Ouroboros', same prompts.",
            timed=True, tables="lead headline", **LEAD),
@@ -340,17 +336,9 @@ METRICS = Registry(
            "Share of the time in steps spent in the target model.", **PHASE),
     Metric("host_share", "host time", lambda steps: phase_shares(steps).host_s,
            "Share of the time in steps spent outside both models, in Python.", **PHASE),
-    Metric("host_ms_per_step", "host ms/step",
-           lambda steps: 1e3 * steps[steps.scored > 0].host_s.mean(),
-           "Milliseconds per step outside both models (unavailable for another engine).",
-           unit="ms", **TIME),
     Metric("peak_bytes", "peak GiB", lambda samples: samples.peak_bytes.max(),
            "Largest peak of device memory of any completion, summed over the GPUs in use.",
            unit="bytes", pooled="maximum", better="lower", digits=1, scale=2**-30, tables="time"),
-    Metric("energy_per_token_j", "J/token",
-           lambda samples: ratio(samples.energy_j, samples.tokens[samples.energy_j.notna()]),
-           "Joules per new token, prefill included, over completions whose energy is known.",
-           unit="J/token", **TIME),
 
     # Calls and acceptance
     Metric("accepted_per_step", "accepted/step",
@@ -384,9 +372,6 @@ METRICS = Registry(
     Metric("nodes_per_token", "nodes/token",
            lambda steps: ratio(steps.scored, steps.new[steps.scored > 0]),
            "Nodes that the target scored, the prompt excluded / new tokens.", **COUNT),
-    Metric("draft_nodes_per_token", "draft nodes/token",
-           lambda steps: ratio(steps.draft_scored, recorded(steps).new),
-           "Nodes that the draft scored / new tokens, where recorded.", **COUNT),
     Metric("scored_per_step", "nodes/call", lambda steps: steps[steps.scored > 0].scored.mean(),
            "Nodes that the target scored per call, root and probes included, the prompt excluded.",
            unit="nodes/call", digits=1, tables="counts"),
@@ -404,10 +389,6 @@ METRICS = Registry(
            lambda steps: acceptance_record([*steps.itertuples()]),
            "Acceptance in the fields of vLLM's per-request records, summed over completions.",
            scalar=False),
-    Metric("acceptance_histogram", "accepted histogram",
-           lambda steps: steps.accepted.value_counts().sort_index().to_dict(),
-           "Steps by the number of draft tokens that they accepted.",
-           pooled="histogram", scalar=False),
     Metric("tokens_by_source", "tokens by source",
            lambda steps: dict(
                Counter(x or "unknown" for own in steps.sources for x in own).most_common()),
@@ -429,10 +410,8 @@ METRICS = Registry(
 
     # Proposed trees, where they were recorded
     Metric("trees", "trees", lambda trees: trees,
-           "Counts of the proposed trees by size, depth and source, and their calibration.",
+           "Sizes and sources of the proposed trees, and their calibration.",
            pooled="per step", scalar=False),
-    Metric("tree_steps", "tree steps", lambda trees: trees["steps"],
-           "Steps whose proposed tree was recorded.", pooled="count", digits=0, tables="trees"),
     Metric("tree_nodes", "nodes", lambda trees: trees["nodes"],
            "Nodes of a proposed tree, the root excluded.", **TREE),
     Metric("tree_depth", "depth", lambda trees: trees["depth"],
@@ -447,8 +426,6 @@ METRICS = Registry(
            "Log loss (natural logarithms) of the estimated acceptance.", **LOSS),
     Metric("constant_log_loss", "constant's loss", calibrated("log_loss_of_the_mean"),
            "Log loss of a constant estimate, the mean acceptance.", **LOSS),
-    Metric("tree_brier", "Brier", calibrated("brier"),
-           "Brier score (mean squared error) of the estimated acceptance.", **LOSS),
 )
 # fmt: on
 

@@ -21,6 +21,8 @@ PLAIN, METHOD = "greedy", "ouroboros"
 COST_RATIO = 0.176
 """Default cost of a draft call in target calls, for runs that do not record it: the ratio of the
 weights' bytes of the published pair, Yi-6B and Yi-34B."""
+NO_FIELDS = ("speculative_decoding", "energy_j")
+"""Keys of a sample's line that are no fields: derived, or of older runs."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Sample:
 
     `order` is the decoder's turn on this prompt (0 went first). `wall_s` is the time from the call
     to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
-    `ttft_s`, `peak_bytes` (device memory) and `energy_j` (of the GPUs) are None if unknown. A
-    failed sample has a reason in `error` and no tokens. `group` is the prompt's category or "".
+    `ttft_s` and `peak_bytes` (device memory) are None if unknown. A failed sample has a reason in
+    `error` and no tokens. `group` is the prompt's category or "".
 
     With a `batch_size` above 1, `wall_s` and `ttft_s` are the row's share of the batch's time: the
     seconds of each step, divided by the rows that took it. The row was decoded from `began_s` to
@@ -50,7 +52,6 @@ class Sample:
     ttft_s: float | None = None
     peak_bytes: int | None = None
     error: str | None = None
-    energy_j: float | None = None
     group: str = ""
     batch_size: int = 1
     batch: int = 0
@@ -70,12 +71,12 @@ class Sample:
     def from_dict(cls, data: dict) -> Sample:
         """Rebuild a sample from `to_dict`'s values; other values raise `KeyError`, `TypeError` or
         `ValueError`."""
-        data = {key: value for key, value in data.items() if key != "speculative_decoding"}
+        data = {key: value for key, value in data.items() if key not in NO_FIELDS}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         found = cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
         texts = [found.example, found.decoder, found.text, found.finish, found.group]
         "".join([*texts, found.error or "", *(name for step in steps for name in step.sources)])
-        known = (found.ttft_s, found.peak_bytes, found.energy_j)
+        known = (found.ttft_s, found.peak_bytes)
         numbers = [found.repeat, found.order, found.prompt_tokens, found.wall_s, found.batch]
         numbers += [found.began_s, found.ended_s, *(number or 0 for number in known)]
         numbers += [n for step in steps for n in vars(step).values() if type(n) is not tuple]
@@ -102,7 +103,7 @@ def sample_frame(
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
-    frame = frame.astype(dict.fromkeys(("wall_s", "ttft_s", "peak_bytes", "energy_j"), float))
+    frame = frame.astype(dict.fromkeys(("wall_s", "ttft_s", "peak_bytes"), float))
     frame["tokens"] = [len(s.new_tokens) for s in samples]
     frame["decode_s"] = frame["wall_s"] - frame["ttft_s"]
     first = [s.steps[0].new if s.steps and s.ttft_s is not None else None for s in samples]

@@ -15,8 +15,6 @@ import numpy as np
 
 from ouroboros.tree import TokenTree
 
-BINS = 10
-
 
 class ProposedTree(NamedTuple):
     """One step's tree, its accepted path (root first), and the target's token after the path.
@@ -43,9 +41,9 @@ class ProposedTree(NamedTuple):
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
 
-    `nodes`, `depth` and `leaves` are means over steps, without the root; `sizes` and `depths` count
-    steps. For each source: how many nodes were `proposed`, how many of these had an accepted parent
-    (`judged`), how many of those were `right`, and their mean estimated probability, `thought`.
+    `nodes`, `depth` and `leaves` are means over steps, without the root. For each source: how many
+    nodes were `proposed`, how many of these had an accepted parent (`judged`), how many of those
+    were `right`, and their mean estimated probability, `thought`.
     """
     if not steps:
         return None
@@ -65,15 +63,12 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     proposed = Counter(name for names in named for name in names[1:])
     sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
-    sizes, depths = [len(tree) - 1 for tree in trees], [int(t.depths().max()) for t in trees]
     leaves = [len(tree) - len({*tree.parents} - {-1}) if len(tree) > 1 else 0 for tree in trees]
     return {
         "steps": len(trees),
-        "nodes": mean(sizes),
-        "depth": mean(depths),
+        "nodes": mean(len(tree) - 1 for tree in trees),
+        "depth": mean(int(tree.depths().max()) for tree in trees),
         "leaves": mean(leaves),
-        "sizes": dict(sorted(Counter(sizes).items())),
-        "depths": dict(sorted(Counter(depths).items())),
         "sources": {name: of_source(name, count) for name, count in proposed.most_common()},
         "calibration": calibration(*zip(*sure, strict=True)) if sure else None,
     }
@@ -83,31 +78,21 @@ def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
     Returns the mean log loss (natural logarithms), the log loss of a constant estimate (the mean),
-    the Brier score (mean squared error), and `reliability`: for each non-empty one of `BINS` equal
-    bins, the mean estimate `thought` and the share of right outcomes, `came`.
+    the mean estimate `thought` and the share of right outcomes, `came`.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
-    >>> round(found["brier"], 4), [row["came"] for row in found["reliability"]]
-    (0.01, [0.0, 1.0])
+    >>> round(found["log_loss"], 4), round(found["thought"], 4), round(found["came"], 4)
+    (0.1054, 0.6333, 0.6667)
     """
     estimate, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
-    bins = np.minimum((estimate * BINS).astype(int), BINS - 1)
 
     def log_loss(p) -> float:
         return float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean())
-
-    def means(chosen) -> dict:
-        own = {"thought": estimate[chosen], "came": true[chosen]}
-        return {name: float(values.mean()) for name, values in own.items()}
 
     return {
         "observations": len(estimate),
         "log_loss": log_loss(estimate),
         "log_loss_of_the_mean": log_loss(np.clip(true.mean(), 1e-9, 1 - 1e-9)),
-        "brier": float(((estimate - true) ** 2).mean()),
-        **means(slice(None)),
-        "reliability": [
-            {"from": int(index) / BINS, **means(bins == index), "observations": int(count)}
-            for index, count in zip(*np.unique(bins, return_counts=True), strict=True)
-        ],
+        "thought": float(estimate.mean()),
+        "came": float(true.mean()),
     }

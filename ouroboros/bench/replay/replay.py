@@ -25,7 +25,6 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
-from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.tree_recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Decoding, Drafter, DrafterCapabilities, RootOnly, begin, together
@@ -283,11 +282,10 @@ def replay_together(
     return samples
 
 
-def _sample(run: RecordedRun, name: str, trace: DecodeTrace, text: str = "") -> Sample:
+def _sample(run: RecordedRun, name: str, trace: DecodeTrace) -> Sample:
     return Sample(
         *(run.example, name, run.repeat, 0, len(run.prompt)),
         new_tokens=tuple(trace.new_tokens),
-        text=text,
         finish=trace.finish,
         steps=tuple(trace.steps),
         group=run.group,
@@ -301,18 +299,14 @@ def replay(
     name: str = "",
     max_new: int | None = None,
     rates: OffTextRates | None = None,
-    tokenizer=None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Replay every recorded run and return a sample without times for each; `name` is the decoder.
-
-    With `tokenizer` the samples have text. Raises as `replay_run`.
-    """
+    """Replay every recorded run and return a sample without times or text for each; `name` is the
+    decoder. Raises as `replay_run`."""
     samples = []
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
         trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)
-        text = "" if tokenizer is None else text_of(tokenizer, trace.new_tokens)
-        samples.append(_sample(run, name, trace, text))
+        samples.append(_sample(run, name, trace))
     return samples
 
 

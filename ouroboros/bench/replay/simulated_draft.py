@@ -60,17 +60,11 @@ class DraftErrorModel:
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> DraftErrorModel:
-        """Read an error model from JSON. Raises `ValueError` for any other content."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            shares = {int(rank): float(share) for rank, share in values["shares"].items()}
-            rows = {int(k): [tuple(row) for row in own] for k, own in values["confidence"].items()}
-            return cls(shares, rows, float(values["odds"]), values["about"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} holds no measured draft errors: make it with "
-                "scripts/reproduce/draft_errors.py"
-            ) from error
+        """Read an error model that scripts/reproduce/draft_errors.py wrote."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        shares = {int(rank): float(share) for rank, share in values["shares"].items()}
+        rows = {int(k): [tuple(row) for row in own] for k, own in values["confidence"].items()}
+        return cls(shares, rows, float(values["odds"]), values["about"])
 
     @property
     def source(self) -> str:

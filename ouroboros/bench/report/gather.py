@@ -1,13 +1,8 @@
-"""Read the measurements in results folders: runs, sweeps, and runs split into shards.
-
-Invariant: shards are merged only if they have the same identity and code and no sample in common;
-a repeated measurement of the same prompts stays separate.
-"""
+"""Read the measurements in folders: single runs, and the jobs of sweeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,35 +12,29 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, stored
-from ouroboros.bench.run.identity import environment
 from ouroboros.costs import CostModel
 
 Key = tuple[str, str, int]
-MACHINE = ("cpu", "threads", "gpus")
-"""Recorded facts in which shards of one run may differ."""
-MODEL = ("dtype", "device", "quantised", "commits", "tokenizer", "vocab_size", "eos", "max_len")
-"""Facts about loaded models that must be equal; options such as dtype=auto do not show them."""
-COUNTS = ("batch_size", "parts", "samples_wanted", "resumed")
+COUNTS = ("batch_size", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
 """The facts that are copied from run.json, and their types."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores of one folder or of merged shards.
+    """One measurement: run.json, samples and scores of a folder.
 
     `priced` holds the costs that turn counts into seconds, `trees` the recorded trees of each
-    sample's steps, `notes` warnings about the folders.
+    sample's steps.
     """
 
-    folders: tuple[Path, ...]
+    folder: Path
     run: dict
     samples: list[Sample]
     scores: dict[Key, dict[str, float]] = field(default_factory=dict)
     audit: list[Row] = field(default_factory=list)
     priced: CostModel | None = None
     trees: dict[Key, list[ProposedTree]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def facts(self) -> SimpleNamespace:
@@ -86,15 +75,11 @@ class Measured:
         words = f"T={temperature:g}" if temperature else "greedy (T=0)"
         words += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
 
-        devices, hosts = [], []
-        for machine in run.get("machines") or [run["provenance"]["machine"]]:
-            cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
-            on_gpu = model["device"].startswith("cuda") and machine["gpus"]
-            devices.append(machine["gpus"][0] if on_gpu else cpu)
-            hosts.append(f"{cpu}, {threads} thread{'s' * (threads > 1)}")
-        device, versions = " + ".join(dict.fromkeys(devices)), run["provenance"]["versions"]
-        parts, status = run.get("parts", 1), run.get("status", "finished")
-        merged = f"{parts} parts, merged; " if parts > 1 else ""
+        machine, versions = (run["provenance"][key] for key in ("machine", "versions"))
+        cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
+        on_gpu = model["device"].startswith("cuda") and machine["gpus"]
+        device = machine["gpus"][0] if on_gpu else cpu
+        status = run.get("status", "finished")
         samples_wanted = run.get("samples_wanted", len(samples))
         predicted = [f"predicted with {costs}"] if costs and not timed else []
         title = [what, models, arithmetic, words, batch, device, *predicted]
@@ -108,10 +93,9 @@ class Measured:
             sampling=words,
             batch_size=size,
             device=device,
-            footnote=f"{merged}{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
+            footnote=f"{cpu}, {threads} thread{'s' * (threads > 1)}; torch {versions['torch']}, "
             f"transformers {versions['transformers']}",
             nature="stand-in" if standin else nature,
-            parts=parts,
             prompts=prompts,
             samples=len(samples),
             samples_wanted=samples_wanted,
@@ -152,7 +136,7 @@ def load(path: Path) -> Measured:
         words = f"the costs {name!r}" if name else "the costs measured with the run"
         priced = CostModel(costs, words) if costs else None
         audit, trees, scores = load_audit(folder), folder.load_trees(), folder.load_scores()
-        found = Measured((path,), run, samples, scores, audit, priced, trees)
+        found = Measured(path, run, samples, scores, audit, priced, trees)
         for name, kind in TYPES.items():
             if type(value := getattr(found.facts, name)) is not kind:
                 raise TypeError(f"{name} is {value!r}")
@@ -162,75 +146,3 @@ def load(path: Path) -> Measured:
         what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise ValueError(f"{path} {what}: restore the folder or leave it out") from error
     return found
-
-
-def merge(found: Iterable[Measured]) -> list[Measured]:
-    """Merge the shards of one run (same identity, no sample in common), in the given order.
-
-    Shards measured with different code or versions stay separate, each with a note. If machines
-    differ, the title names them all.
-    """
-    merged: list[Measured] = []
-    for part in found:
-        identity, keys = part.run.get("identity"), {sample.key for sample in part.samples}
-        for index, whole in enumerate(merged):
-            same = identity is not None and identity == whole.run.get("identity")
-            if not same or not keys.isdisjoint(sample.key for sample in whole.samples):
-                continue
-            if changed := code_changes(whole.run, part.run):
-                other = (
-                    f"a part of {whole.folders[0].name} that was measured differently: {changed}"
-                )
-                part = replace(part, notes=(f"Not merged: {other}.",))
-                continue
-            merged[index] = _joined(whole, part)
-            break
-        else:
-            merged.append(part)
-    return merged
-
-
-def code_changes(run: Mapping, other: Mapping) -> str:
-    """Return the differences in code, versions and loaded models between two run.json as text; ""
-    if none."""
-
-    def compared(one: Mapping) -> dict:
-        loaded = {**one["model"], "device": str(one["model"]["device"]).split(":")[0]}
-        return {**environment(one), **{f"model.{name}": loaded.get(name) for name in MODEL}}
-
-    before, now = compared(run), compared(other)
-    names = [name for name in before if name not in MACHINE and before[name] != now[name]]
-    return ", ".join(f"{name} {before[name]} there, {now[name]} here" for name in names)
-
-
-def _joined(whole: Measured, part: Measured) -> Measured:
-    run, other, samples = whole.run, part.run, [*whole.samples, *part.samples]
-
-    def wanted(one: int, two: int, have: int) -> int:
-        """Add up two shards' samples, unless run.json states the number of the whole run."""
-        return max(one, two) if have <= max(one, two) else one + two
-
-    prompts = len({sample.example for sample in samples})
-    prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
-    machines = run.get("machines") or [run["provenance"]["machine"]]
-    ours, theirs = (one.priced and one.priced.costs for one in (whole, part))
-    priced = f"Costs and predictions of all shards use the costs of {whole.folders[0].name}."
-    notes = dict.fromkeys((*whole.notes, *part.notes, *[priced] * (ours != theirs)))
-    joined = {
-        "parts": run.get("parts", 1) + 1,
-        "machines": [*machines, other["provenance"]["machine"]],
-        "status": other.get("status") if run.get("status") == "finished" else run.get("status"),
-        "resumed": run.get("resumed", 0) + other.get("resumed", 0),
-        "samples_wanted": wanted(run["samples_wanted"], other["samples_wanted"], len(samples)),
-        "task": {**run["task"], "prompts": prompts},
-    }
-    return replace(
-        whole,
-        folders=(*whole.folders, *part.folders),
-        run={**run, **joined},
-        samples=samples,
-        scores={**whole.scores, **part.scores},
-        audit=[*whole.audit, *part.audit],
-        trees={**whole.trees, **part.trees},
-        notes=tuple(notes),
-    )

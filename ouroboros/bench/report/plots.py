@@ -6,20 +6,17 @@ have no title: a report adds captions, and `style.with_title` adds a title to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ouroboros.bench.metrics.intervals import wilson
 from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
 from ouroboros.bench.report import style
 from ouroboros.bench.report.summary import Summary
-from ouroboros.bench.report.tables import cell
 
 SPEEDUP = "speedup over greedy on the same engine (time per token, prefill included)"
 BARS = {
@@ -42,7 +39,6 @@ SPEED = ("latency_speedup", "predicted_speedup")
 COST = ("cost_per_token", "calls_per_token")
 FEWEST_STEPS = 10
 """Positions that fewer steps reached are left out, because they are noise."""
-MOST_PANELS = 3
 PHASES = {
     "draft": style.Mark(style.ORANGE, hatch="//"),
     "verify": style.Mark(style.BLUE),
@@ -96,36 +92,6 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
 
 @style.styled
-def acceptance_histograms(summary: Summary) -> Figure | None:
-    """Draw the share of steps by accepted draft tokens, a panel per decoder, on the same scale.
-
-    None if no decoder drafts.
-    """
-    counts = _filled(summary, "acceptance_histogram")
-    found = {name: steps for name, steps in counts.items() if any(map(int, steps))}
-    if not found:
-        return None
-    marks = style.decoder_marks(list(summary.frame.index))
-    lines = -(-len(found) // 2)
-    figure = style.new_figure(0.8 + 1.75 * lines)
-    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).ravel()
-    for index, axes in enumerate(grid):
-        axes.set_visible(index < len(found))
-        if index >= len(found) - 2:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("draft tokens accepted in a step")
-    for axes, (name, counts) in zip(grid, found.items(), strict=False):
-        steps = pd.Series(counts).rename(int)
-        axes.bar(steps.index, steps / steps.sum(), width=0.8, color=marks[name].colour)
-        mean: Any = summary.frame.loc[name, "tokens_per_target_call"]
-        axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        style.as_percent(axes)
-    figure.supylabel("share of steps", fontsize=10)
-    return figure
-
-
-@style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
     """Draw the share of steps that accepted k draft tokens among those that drafted k or more.
 
@@ -163,73 +129,9 @@ def source_shares(summary: Summary) -> Figure | None:
     return figure
 
 
-def reliability(summary: Summary) -> Figure | None:
-    """Draw estimated against actual acceptance of tree nodes; None if no decoder has estimates."""
-    trees = _filled(summary, "trees").items()
-    found = [(name, one["calibration"]) for name, one in trees if one["calibration"]]
-    marks = style.decoder_marks(list(summary.frame.index))
-    return _calibration(dict(found[:MOST_PANELS]), marks) if found else None
-
-
-def fitted_weights(about: Mapping) -> Figure:
-    """Draw the calibration of fitted weights (`Weights.about`): actual against predicted frequency.
-
-    The first panel shows the estimator with phrase features only, the second the estimator that
-    also has the draft model's features.
-    """
-    panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
-    return _calibration(
-        panels, dict(zip(panels, (style.Mark(style.BLUE), style.Mark(style.RED)), strict=True))
-    )
-
-
-@style.styled
-def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, style.Mark]) -> Figure:
-    """Draw a panel per calibration: actual against estimated shares, above the bins' counts."""
-    figure = style.new_figure(4.6)
-    grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
-    for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
-        bins = pd.DataFrame(one["reliability"])
-        hits = (bins["came"] * bins["observations"]).round().astype(int)
-        known = [wilson(*pair) for pair in zip(hits, bins["observations"], strict=True)]
-        reach = [(ci.value - (ci.low or 0), (ci.high or 1) - ci.value) for ci in known]
-        upper.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.9, linestyle=":")
-        points = marks[name].points(marker="o", linestyle="solid")
-        upper.errorbar(bins["thought"], bins["came"], yerr=np.maximum(reach, 0).T, **points)
-        upper.set(xlim=(0, 1), ylim=(0, 1.03))
-        style.as_percent(upper)
-        baseline = f"(a constant estimate: {one['log_loss_of_the_mean']:.3f})"
-        upper.set_title(f"{name}: log loss {one['log_loss']:.3f}\n{baseline}", fontsize=10)
-        bars = lower.bar(bins["from"] + 0.05, bins["observations"], 0.09, color=marks[name].colour)
-        lower.bar_label(bars, fontsize=8, padding=1)
-        lower.margins(y=0.25)
-        style.as_percent(lower, "x")
-        lower.set_xlabel("estimated")
-    grid[0, 0].set_ylabel("accepted")
-    grid[1, 0].set_ylabel("observations")
-    return figure
-
-
 def _filled(summary: Summary, metric: str) -> dict[str, Any]:
     """Return a metric's non-empty values by decoder."""
     return {str(name): value for name, value in summary.frame[metric].items() if value}
-
-
-@style.styled
-def time_shares(summary: Summary) -> Figure | None:
-    """Draw milliseconds per new token by phase: draft model, target, host.
-
-    None if no decoder of this engine was timed.
-    """
-    frame = summary.frame.dropna(subset=["verify_share", "output_throughput"])
-    if not len(frame):
-        return None
-    total_ms = 1e3 / frame["output_throughput"]
-    shares = frame[["draft_share", "verify_share", "host_share"]].set_axis([*PHASES][:3], axis=1)
-    labels = [f"{ms:.1f} ms" for ms in total_ms]
-    figure = style.stacked_bars(shares.mul(total_ms, axis=0), PHASES, labels)
-    figure.axes[0].set_xlabel("milliseconds per new token, prefill included")
-    return figure
 
 
 @style.styled
@@ -355,65 +257,15 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     return figure
 
 
-@style.styled
-def sweep_map(
-    settings: tuple[str, str], values: Sequence[tuple], summaries: Sequence[Summary], decoder: str
-) -> Figure | None:
-    """Draw heat maps of speedup and cost of one decoder over two settings (across, down), with a
-    frame around the best cell.
-
-    None if a setting has fewer than two values.
-    """
-    orders = []
-    for side in zip(*values, strict=True):
-        numeric = all(isinstance(value, int | float) for value in side)
-        orders.append(list(dict.fromkeys(map(str, sorted(side) if numeric else side))))
-    frame, shown = _all_runs(summaries, decoder)
-    if min(map(len, orders)) < 2 or not shown:
-        return None
-    cells = [tuple(map(str, values[run][::-1])) for run, _ in frame.index]
-    frame.index = pd.MultiIndex.from_tuples(cells)
-    figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, metric in zip(panels, shown, strict=True):
-        table = frame[metric].unstack().reindex(index=orders[1], columns=orders[0])
-        grid, entry, less = table.to_numpy(float), METRICS[metric], metric in COST
-        at = np.unravel_index((np.nanargmin if less else np.nanargmax)(grid), grid.shape)
-        best = frame.loc[(orders[1][at[0]], orders[0][at[1]])]
-        value, low, high = (best[metric + end] for end in ("", ".low", ".high"))
-        middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
-        half = np.nanmax([np.nanmax(grid) - np.nanmin(grid), high - low]) / 2
-        limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
-        axes.imshow(grid, cmap="cividis_r" if less else "cividis", **limits)
-        for (y, x), one in np.ndenumerate(grid):
-            if not np.isnan(one):
-                ink = "#000000" if (one > middle) != less else "#ffffff"
-                axes.text(x, y, cell(entry, {metric: one}), ha="center", va="center", color=ink)
-            if (y, x) == at or one == value or low <= one <= high:
-                look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == at else "--"}
-                look |= {"fill": False, "edgecolor": style.RED}
-                axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, **look))
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-        axes.set_xticks(range(len(orders[0])), orders[0])
-        axes.set_yticks(range(len(orders[1])), orders[1])
-        axes.set_title(f"{decoder}: {_title(metric)}\nbest: {cell(entry, best)}")
-        axes.set_xlabel(settings[0])
-    figure.axes[0].set_ylabel(settings[1])
-    return figure
-
-
 def _title(metric: str) -> str:
     """Return a panel's title: the metric's heading, and which direction is better."""
     return f"{METRICS[metric].heading} ({METRICS[metric].better} is better)"
 
 
-def _all_runs(summaries: Sequence[Summary], decoder: str = "") -> tuple[Any, list[str]]:
-    """Return one frame of all runs (of one decoder), indexed by run number and decoder, and its
-    metrics of speed and cost."""
+def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
+    """Return the frames of all runs by index and decoder, and their metrics of speed and cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
-    frame = pd.concat(frames, names=["run", "decoder"])
-    frame = frame[frame.index.isin([decoder], level="decoder")] if decoder else frame
+    frame: Any = pd.concat(frames, names=["run", "decoder"])
     return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]
 
 

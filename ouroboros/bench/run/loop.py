@@ -100,7 +100,7 @@ class Bench:
 
     @cached_property
     def meter(self) -> Meter:
-        """The run's meter of time, memory and energy."""
+        """The run's meter of time and memory."""
         return Meter(self.models)
 
     def batches(self) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
@@ -351,7 +351,7 @@ class Row:
 
     def complete(self, trace: DecodeTrace, tokenizer, measured: Mapping) -> Row:
         """Record the trace, truncated to `keep` new tokens (None: not truncated), in the sample;
-        return the row. `measured` is the meter's result; the energy of a batch is not recorded."""
+        return the row. `measured` is the meter's result."""
         trace = trace if self.keep is None else cut(trace, self.keep)
         self.note(
             new_tokens=tuple(trace.new_tokens),
@@ -361,7 +361,6 @@ class Row:
             wall_s=self.wall_s,
             ttft_s=self.ttft_s,
             peak_bytes=measured["peak_bytes"],
-            energy_j=measured["energy_j"] if self.sample.batch_size == 1 else None,
         )
         return self
 

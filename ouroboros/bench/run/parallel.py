@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from ouroboros.bench.run.folder import COSTS, SAMPLES, ResultsFolder
-from ouroboros.bench.run.pair import Pair, PairSpec, dtype_of
-from ouroboros.costs import Costs, Surface
+from ouroboros.bench.run.pair import PairSpec, dtype_of
+from ouroboros.costs import Surface
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed, own_gpu
-from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
+from ouroboros.engine.parallel.sharded import CallMs
 
 
 @contextmanager
@@ -89,15 +89,6 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
         torch.cuda.set_device(gpu)
         spec = replace(spec, device=f"cuda:{gpu}")
     return replace(spec, dtype=ranks.broadcast(str(dtype_of(spec)).removeprefix("torch.")))
-
-
-def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, *, draft: bool) -> Pair:
-    """Return the pair with its target (and with `draft` also its draft) sharded over the ranks."""
-    target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
-    if pair.draft is None or not draft:
-        return Pair(target, pair.draft)
-    call_ms = call_cost(costs.draft) if costs.draft else None
-    return Pair(target, ShardedModel(pair.draft, ranks, call_ms=call_ms))
 
 
 def call_cost(surface: Surface) -> CallMs:

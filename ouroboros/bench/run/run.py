@@ -32,15 +32,15 @@ from ouroboros.bench.run.identity import check_files, describe, without_paths
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
+    call_cost,
     claimed_folder,
     draft_on_first,
     join_ranks,
     on_own_device,
-    shared_pair,
 )
 from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
-from ouroboros.bench.tasks.task import Example, Task, fingerprint, part_of
+from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoder_factory import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
@@ -50,7 +50,6 @@ from ouroboros.engine.quantised import quantised_by
 
 BUSY = 20  # percent of load on CPUs or a GPU from which to warn
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
-STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
 Say = Callable[[str], object]
@@ -79,10 +78,10 @@ def run(
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
-    `say` receives each message; `progress` shows bars on stderr. The first Ctrl-C (or SIGTERM) ends
-    the run after the current sample, the second at once. If the folder has no call costs yet,
-    `measure_costs` may return some; otherwise they are measured if a decoder needs them. Raises
-    `ValueError` if the run cannot start or resume.
+    `say` receives each message; `progress` shows bars on stderr. Ctrl-C or SIGTERM ends the run and
+    loses the current sample only. If the folder has no call costs yet, `measure_costs` may return
+    some; otherwise they are measured if a decoder needs them. Raises `ValueError` if the run cannot
+    start or resume.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -112,9 +111,18 @@ def run(
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(place)}")
 
-        finished = False
+        finished, failed = False, 0
+        bar = tqdm(total=bench.total, dynamic_ncols=True, disable=not progress)
+
+        def tick(sample: Sample) -> None:
+            nonlocal failed
+            failed += sample.error is not None
+            named = sample.decoder + (f", {failed} failed" if failed else "")
+            bar.set_postfix_str(named, refresh=False)
+            bar.update()
+
         try:
-            with stopping(bench.total, progress, ranks) as tick:
+            with sigterm_interrupts(), bar:
                 bench.run(folder, tick, retry_failed=config.retry_failed)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
@@ -130,8 +138,8 @@ def run(
         if isinstance(bench.target, ShardedModel):
             traffic = bench.target.exchanged_bytes / max(1, bench.target.exchanges)
             record["parallel"] = {"ranks": ranks.size, "bytes_per_step": round(traffic, 1)}
-            models = [m.alone() if isinstance(m, ShardedModel) else m for m in bench.models]
-            bench = replace(bench, target=models[0], models=models)
+            target = bench.target.alone()
+            bench = replace(bench, target=target, models=[target, *bench.models[1:]])
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
         if finished and config.audit != "none":
@@ -146,41 +154,17 @@ def run(
 
 
 @contextmanager
-def stopping(total: int, progress: bool, ranks: Ranks) -> Iterator[Callable[[Sample], None]]:
-    """Context manager: show a bar of `total` samples; yield a function to call after each sample.
-    It raises `KeyboardInterrupt` once any rank has received Ctrl-C or SIGTERM. A second Ctrl-C
-    raises at once. Outside the main thread, signals are not handled.
-    """
-    came, failed = list[int](), 0
-
-    def note(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-        os.write(2, b"" if ranks.rank else STOPPING)  # not print(): this may interrupt one
-
-    def tick(sample: Sample) -> None:
-        nonlocal failed
-        failed += sample.error is not None
-        named = sample.decoder + (f", {failed} failed" if failed else "")
-        bar.set_postfix_str(named, refresh=False)
-        bar.update()
-        if b"1" in ranks.all_gather(b"1" if came else b"0"):
-            raise KeyboardInterrupt
-
-    main = threading.current_thread() is threading.main_thread()
-    handled = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, note) for number in handled}
+def sigterm_interrupts() -> Iterator[None]:
+    """Context manager: raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C. Outside the main thread,
+    signals are not handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with tqdm(total=total, dynamic_ncols=True, disable=not progress) as bar:
-            yield tick
-    except RankLost:
-        if came:  # this rank stopped at once; to the others it is lost
-            raise KeyboardInterrupt from None
-        raise
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 def build(
@@ -192,12 +176,12 @@ def build(
     costs: Costs | None = None,
     ranks: Ranks | None = None,
 ) -> Bench:
-    """Return the run's loop over its shard of the examples, padded to `context_tokens`.
+    """Return the run's loop over the examples, padded to `context_tokens`.
 
     Without `costs`, they are measured if a decoder needs them; an untimed run uses default costs.
-    `ranks`: the ranks of a parallel run, over which the models are sharded.
+    `ranks`: the ranks of a parallel run, over which the target is sharded; rank 0 drafts.
     """
-    tokenizer, examples = pair.target.tokenizer, part_of(examples, config.part)
+    tokenizer = pair.target.tokenizer
     if config.context_tokens:
         examples = with_context(examples, task.load(), tokenizer, config.context_tokens)
     max_new = task.max_new if config.max_new is None else config.max_new
@@ -209,11 +193,11 @@ def build(
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
-        pair = shared_pair(pair, costs, ranks, draft=config.parallel_draft == "shared")
+        pair = Pair(ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target)), pair.draft)
     guard = config.timing and ranks is None
     how: dict = {"tokenizer": tokenizer, "guard": guard}
     decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
-    if ranks is not None and config.parallel_draft in ("first", None):
+    if ranks is not None:
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
     loaded = (pair.target, pair.models, task, examples, decoders, max_new)
     options = {name: getattr(config, name) for name in OF_BENCH}
@@ -229,7 +213,7 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     run = folder.load_run()
     if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
         raise ValueError(f"{folder.path / RUN} lacks {', '.join(sorted(lacking))}: it is damaged")
-    config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
+    config = RunConfig.from_mapping(run["config"])
     config = config.replaced(overrides or {})
     check_files(config.files(), run.get("contents", {}))
     task, examples = config.task.load()
@@ -274,8 +258,7 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
 def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records about the loaded task, models and decoders.
 
-    `part` is this run's shard of the prompts. If `timing` is false, times mean nothing, because
-    other jobs may have shared the device.
+    If `timing` is false, times mean nothing, because other jobs may have shared the device.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
@@ -307,7 +290,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "carried_pools": [name for name, own in config.decoder.items() if "task" in own.values()],
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
-        **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},
+        **{name: getattr(config, name) for name in ("repeats", "timing", "published")},
         "samples_wanted": bench.total,
     }
     return without_paths(facts)

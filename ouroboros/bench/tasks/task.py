@@ -101,25 +101,6 @@ def select(
     return list(chain.from_iterable(chosen))
 
 
-def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
-    """Return one shard: `part` "2/3" selects every third conversation, starting with the second.
-
-    Raises `ValueError` for anything but "k/n" with k from 1 to n, and for an empty shard.
-
-    >>> [e.id for e in part_of([Example(str(i), "") for i in range(5)], "2/3")]
-    ['1', '4']
-    """
-    if part is None:
-        return list(examples)
-    number, _, count = str(part).partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise ValueError(f"part={part}: give k/n, such as 2/4 for the second of four parts")
-    chosen = conversations(examples)[int(number) - 1 :: int(count)]
-    if not chosen:
-        raise ValueError(f"part={part} has no prompts: there are fewer of them than parts")
-    return list(chain.from_iterable(chosen))
-
-
 def conversations(examples: Sequence[Example]) -> list[list[Example]]:
     """Group the examples into conversations, each a list of turns.
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from statistics import median
 from typing import TypeVar
 
 import torch
@@ -139,13 +137,3 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
         if said := other.rstrip(b"\0").decode(errors="ignore"):
             raise ValueError(f"rank {rank}: {said}")
     return value  # type: ignore[return-value]
-
-
-def message_ms(ranks: Ranks, *, size: int = 512, repeats: int = 25) -> float:
-    """Return the median milliseconds of an `all_gather` of `size` bytes, measured on rank 0."""
-    times_ms = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        ranks.all_gather(bytes(size))
-        times_ms.append(1e3 * (time.perf_counter() - started))
-    return ranks.broadcast(median(times_ms))

@@ -182,9 +182,7 @@ class ShardedModel(CachedModel):
         self.exchanged_bytes += sum(map(len, every))
         headers = [np.frombuffer(message, HEADER, 1)[0] for message in every]
         if any(header["checksum"] != self._checksum for header in headers):
-            raise RankLost(
-                "the ranks no longer draft alike: give parallel_draft=first, which drafts on one"
-            )
+            raise RankLost("the ranks no longer score the same tree")
         failed = [rank for rank, header in enumerate(headers) if header["failed"]]
         if failed:
             self.empty()  # the ranks' caches may differ

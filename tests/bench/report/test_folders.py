@@ -1,4 +1,4 @@
-"""Reports over several folders: sweeps, merged shards, unreadable folders, Spec-Bench's format."""
+"""Reports over several folders: sweeps, unreadable folders."""
 
 import csv
 import json
@@ -9,15 +9,13 @@ from functools import reduce
 from operator import getitem
 
 import pytest
-from measured import RUN, greedy_and_fast, measured, sample, step, write_run
+from measured import RUN, greedy_and_fast, write_run
 
-from ouroboros.bench.report.gather import load, merge, run_folders
+from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.report import labels, sections, summarised, swept
-from ouroboros.bench.report.spec_bench import answers
 from ouroboros.bench.report.tables import run_table
 from ouroboros.cli.main import main
 from ouroboros.cli.report import gather
-from ouroboros.costs import CostModel, Costs
 
 GREEDY, FAST = greedy_and_fast()
 
@@ -37,71 +35,6 @@ def sweep(path, values=(2, 4, 8), **facts):
         config = {"max_new": None, "decoder": {"fast": {"gamma": gamma, "draft": "x"}}}
         write(path / f"{job:03d}", identity=str(gamma), config=config, **facts)
     return path
-
-
-def test_parts_of_one_run_are_joined(tmp_path):
-    machine = {"cpu": "Other CPU", "cores": 4, "threads": 4, "gpus": []}
-    other = {**RUN["provenance"], "machine": machine}
-    write_run(tmp_path / "a", RUN, [GREEDY[0], FAST[0]])
-    write_run(tmp_path / "b", {**RUN, "provenance": other}, [GREEDY[1], FAST[1]])
-    write_run(tmp_path / "c", RUN, [GREEDY[0], FAST[0]])
-    whole, again = merge(load(tmp_path / name) for name in "abc")
-    assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
-    first = summarised([whole, again])[0]
-    assert first.frame.loc["fast", "latency_speedup"] == pytest.approx(2.5)
-    assert "toy, 2 prompts" in first.facts.title and first.facts.incomplete
-    assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first.facts.title
-    assert first.facts.footnote.startswith("2 parts, merged")
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [({"sources": "new"}, "code old there, new here"), ({"versions": {"torch": "3"}}, "torch 2 ")],
-)
-def test_parts_measured_by_other_code_are_not_merged_and_say_so(changed, words):
-    old = {**RUN["provenance"], "sources": "old"}
-    first = measured([GREEDY[0], FAST[0]], identity="x", provenance=old)
-    new = {**old, **changed, "versions": {**old["versions"], **changed.get("versions", {})}}
-    second = measured([GREEDY[1], FAST[1]], identity="x", provenance=new)
-    whole, apart = merge([first, second])
-    assert whole is first and whole.notes == () and apart.samples == second.samples
-    (note,) = [one for one in summarised([apart])[0].notes if "Not merged" in one]
-    assert words in note and "a part of toy" in note
-
-
-def test_parts_whose_models_differ_are_not_merged():
-    """As where dtype=auto is bfloat16 on one machine and float32 on the other."""
-    for own in ({"dtype": "bfloat16"}, {"device": "cuda:1"}, {"commits": ["b"]}):
-        first = measured([GREEDY[0], FAST[0]], identity="x")
-        second = measured([GREEDY[1], FAST[1]], identity="x", model={**RUN["model"], **own})
-        _, apart = merge([first, second])
-        assert f"differently: model.{next(iter(own))} " in apart.notes[0]
-    gpus = [
-        measured([GREEDY[n]], identity="x", model={**RUN["model"], "device": f"cuda:{n}"})
-        for n in range(2)
-    ]
-    assert len(merge(gpus)) == 1
-
-
-def test_parts_with_costs_of_their_own_say_whose_count():
-    own = {"identity": "x", "decoders": ["greedy", "fast"]}
-    costs = [CostModel(Costs.load({"verify_ms": {1: ms, 9: 2 * ms}})) for ms in (5, 5, 7)]
-    same, equal, other = (
-        measured([GREEDY[n % 2], FAST[n % 2]], priced=costs[n], **own) for n in range(3)
-    )
-    assert merge([same, equal])[0].notes == ()
-    (whole,) = merge([other, equal])
-    assert whole.priced is other.priced and "use the costs of toy" in whole.notes[0]
-
-
-def test_parts_that_state_their_own_size_add_up():
-    task = {**RUN["task"], "prompts": 1}
-    own = {"decoders": ["greedy", "fast"], "samples_wanted": 2, "task": task, "identity": "x"}
-    parts = [measured([GREEDY[n], FAST[n]], **own) for n in range(2)]
-    (whole,) = merge(parts)
-    other = measured(identity="y")
-    assert merge([*parts, other])[1] is other
-    assert whole.run["samples_wanted"] == 4 and whole.run["task"]["prompts"] == 2
 
 
 def test_what_a_sweep_varied():
@@ -138,7 +71,7 @@ def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
         assert any("Counts only" in note for note in summary.notes)
 
 
-def test_two_swept_settings_make_a_map(tmp_path):
+def test_two_swept_settings_make_a_table_with_a_row_per_run(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
         write(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
@@ -146,7 +79,7 @@ def test_two_swept_settings_make_a_map(tmp_path):
     part = sections(runs)[0]
     names = ["gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"]
     assert [run.label for run in runs] == names
-    assert [picture.name for picture in part.pictures] == ["g-fast"]
+    assert not part.pictures
     assert part.title == "Sweep of gamma = 2, 4; topk = 1, 3 (g)"
     assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
 
@@ -182,10 +115,8 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     assert report(*folders, "--out", tmp_path / "elsewhere") == 2
     assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
     capsys.readouterr()
-    assert report(*folders, "--out", out, "--spec-bench", "--remake", "--wide") == 2
+    assert report(*folders, "--out", out, "--remake", "--wide") == 2
     told = capsys.readouterr()
-    warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
     errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and "no samples.jsonl" in errors[0] and "damaged" in errors[1]
     assert "summary.json" in told.err and "Time and memory" in told.out
@@ -205,7 +136,6 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     rows = list(csv.DictReader((out / "numbers.csv").open()))
     assert len(rows) == 4 * 3 and rows[0]["run"] == names[0]
     assert float(rows[1]["latency_speedup.low"]) == pytest.approx(2.0)
-    assert (out / "spec_bench/toy/reference-fast.jsonl").exists()
 
 
 def test_the_command_prints_one_table_and_the_same_numbers_as_json(tmp_path, capsys):
@@ -223,24 +153,6 @@ def test_costs_of_a_name_count_every_run(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "predicted with the costs 'flat'" in told and "predicted speedup" in told
     assert report(tmp_path / "nothing") == 2
-
-
-def test_answers_have_turns_and_leave_out_what_failed():
-    def turn(example, text, **kind):
-        return replace(sample(example, "greedy", [step(0, 0), step(3, 2)], **kind), text=text)
-
-    rows = [
-        *(turn("81/2", "two"), turn("81/1", "one")),
-        *(turn("82/1", "x"), turn("82/2", "", error="e")),
-    ]
-    (found,) = answers(RUN, rows, "greedy")
-    assert found["question_id"] == 81 and found["category"] == "toy"
-    (choice,) = found["choices"]
-    assert choice["turns"] == ["one", "two"] and choice["index"] == 0
-    assert choice["new_tokens"] == [4, 4] and choice["decoding_steps"] == [2, 2]
-    assert choice["wall_time"] == [10.0, 10.0] and choice["accept_lengths"] == [1, 3, 1, 3]
-    numbered = answers(RUN, [turn("a", "x"), turn("b", "y", repeat=1)], "greedy")
-    assert [one["question_id"] for one in numbered] == [1, 2]
 
 
 def mutations(run, samples):
@@ -281,12 +193,12 @@ def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
         (tmp_path / f"torn_{name}" / name).write_text('{"key": ["a"], "steps": [1], "target": 3}\n')
     failures: list[str] = []
     loaded = gather([tmp_path], lambda error: failures.append(str(error)))
-    names = {one.folders[0].name for one in loaded}
+    names = {one.folder.name for one in loaded}
     assert "good" in names and len(loaded) + len(failures) == 125
     assert not any(name.startswith("torn") for name in names)
     assert all("\n" not in line and str(tmp_path) in line for line in failures)
     assert len(failures) > 60
     broken: list[str] = []
-    runs = summarised(merge(loaded), broken.append)
+    runs = summarised(loaded, broken.append)
     assert "good" in " ".join(run.label for run in runs) and len(broken) + len(runs) == len(loaded)
     assert all("\n" not in line and "bad" in line for line in broken)

@@ -23,7 +23,7 @@ def test_a_page_holds_everything_and_loads_nothing(tmp_path):
     assert main(["report", str(tmp_path / "main")]) == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)
-    assert page.count("</script>") == 2 and page.count("<figcaption>") == 5
+    assert page.count("</script>") == 2 and page.count("<figcaption>") == 3
     (embedded,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.DOTALL)
     data = json.loads(embedded)
     prompts = data["runs"][0]["prompts"]

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from measured import RUN, greedy_and_fast, measured_trees, sample, step, write_run
+from measured import RUN, greedy_and_fast, sample, step, write_run
 
 from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.gather import load
@@ -15,8 +15,7 @@ from ouroboros.bench.report.summary import summarise
 ROWS = [row for pair in greedy_and_fast() for row in pair]
 PLOTS = [
     *(partial(plots.bars, metrics=plots.SPEED), partial(plots.bars, metrics=plots.COST)),
-    plots.time_shares,
-    *(plots.acceptance_histograms, plots.source_shares),
+    plots.source_shares,
 ]
 
 
@@ -61,9 +60,7 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
     assert plots.bars(bare, plots.SPEED).axes[0].get_xlim()[1] > 2.5
 
 
-def test_histograms_and_positions(summary_of):
-    figure = plots.acceptance_histograms(summary_of())
-    assert figure.axes[0].get_title(loc="left") == "fast: 2.50 tokens per step"
+def test_acceptance_by_position(summary_of):
     assert plots.acceptance_by_position(summary_of()) is None  # too few steps
     many = [sample("a", "fast", [step(2, 1)] * 12), sample("a", "greedy", [step(0, 0)] * 24)]
     (axes,) = plots.acceptance_by_position(summary_of(many)).axes
@@ -77,39 +74,6 @@ def test_a_sweep_is_drawn_to_scale_or_in_order(summary_of):
     words = plots.sweep_lines("state", ["warm", None, "cold"], [without_limits(one)] * 3).axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["warm", "None", "cold"]
     assert plots.sweep_lines("gamma", [2, 2], [one] * 2) is None
-
-
-def test_two_settings_make_a_map_with_the_best_cell_framed(summary_of):
-    values = [(2, 1), (2, 3), (4, 1), (4, 3)]
-    figure = plots.sweep_map(("gamma", "topk"), values, [summary_of()] * 4, "fast")
-    speedup, calls = figure.axes
-    assert speedup.get_title(loc="left").endswith("best: 2.50x [2.00, 3.00]")
-    assert speedup.images[0].get_clim() == pytest.approx((2.0, 3.0))
-    first, *rest = [(patch.get_xy(), patch.get_linestyle()) for patch in speedup.patches]
-    assert first == ((-0.46, -0.46), "-") and [look for _, look in rest] == ["--"] * 3
-    assert plots.sweep_map(("a", "b"), values, [summary_of()] * 4, "hf_greedy") is None
-    assert "calls/token (lower is better)" in calls.get_title(loc="left")
-
-
-def test_trees_and_their_calibration(tmp_path):
-    run = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
-    summary = summarise(run)
-    upper, lower = plots.reliability(summary).axes
-    assert upper.get_title(loc="left").startswith("fast: log loss")
-    assert sum(bar.get_height() for bar in lower.patches) == 4  # nodes whose parent was accepted
-    silent = {
-        key: [one._replace(tree=replace(one.tree, probability=())) for one in steps]
-        for key, steps in run.trees.items()
-    }
-    summary = summarise(replace(run, trees=silent))
-    assert plots.reliability(summary) is None
-    assert plots.reliability(summarise(replace(run, trees={}))) is None
-
-
-def test_a_fit_has_a_panel_for_each_view():
-    bins = [{"from": 0.5, "thought": 0.55, "came": 0.5, "observations": 10}]
-    view = {"reliability": bins, "log_loss": 0.5, "log_loss_of_the_mean": 0.7}
-    assert len(plots.fitted_weights({"index": view, "draft": view}).axes) == 4
 
 
 def test_marks_do_not_depend_on_the_order_of_decoders():

@@ -60,19 +60,15 @@ def test_a_call_is_compared_with_its_floor():
 
 
 def test_tables_and_plots(samples):
-    operators = pd.DataFrame(
-        [("ours", "host", "a|b", 2.0, 3, 1.0, 8)],
-        columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"],
-    )
     facts = measured(samples).facts
     timed = {"rows": [1, 4], "plain_ms": [2.0, 9.0], "packed_ms": [3.0, 3.5], "used": [4]}
     packed = packed_frame({"target": {"layers": 8, "bytes": 99, **timed}, "draft": {}})
-    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), operators, packed)
+    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), packed)
     assert list(found.tables()["floor"]["floor share"]) == ["60%"]
     assert list(found.tables()["steps"]["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.tables()["steps"]["host ms"].tolist() == ["2.00", "-", "-"]
     text = found.markdown()
-    assert "12.0 ± 0.5" in text and r"a\|b" in text and "8 steps under a slowing profiler" in text
+    assert "12.0 ± 0.5" in text
     assert found.to_dict()["steps"][1]["draft_ms"] is None
     assert found.tables()["packed"].iloc[:, 1:].values.tolist() == [
         ["1", "2.00", "3.00", "plain"],

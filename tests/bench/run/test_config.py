@@ -66,7 +66,6 @@ def test_overrides_name_options_by_their_dotted_names():
         ("decoder.greedy", 3, r"decoder\.greedy=3: give settings"),
         ("model.max_len", "long", r"model\.max_len=long: give a whole number"),
         ("parallel", "data", "parallel=data: choose one of tree, null"),
-        ("parallel_draft", "last", "parallel_draft=last: choose one of every, first, shared"),
         ("overwrite", "yes", "overwrite=yes: choose one of true, false"),
         ("record_predictions", True, "give timing=false as well"),
     ],

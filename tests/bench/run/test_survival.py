@@ -18,8 +18,7 @@ from processes import killed
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import AUDIT, SAMPLES, ResultsFolder
-from ouroboros.bench.run.run import stopping
-from ouroboros.engine.parallel.ranks import Ranks
+from ouroboros.bench.run.run import sigterm_interrupts
 
 KILLS = 20
 TASK = TextTask(*("abcdefgh"[i:] * 3 for i in range(8)))
@@ -124,17 +123,11 @@ def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_ste
     assert {p.name for p in whole.path.glob("pool-*")} == kept
 
 
-def test_the_first_ctrl_c_waits_for_the_sample_and_the_second_does_not(capfd):
-    before, sample = signal.getsignal(signal.SIGINT), Sample("p0", "greedy", 0, 0, 1)
-    with stopping(9, False, Ranks()) as tick:
-        tick(sample)
-        signal.raise_signal(signal.SIGINT)
-        assert "stopping after this sample" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt):
-            tick(sample)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-    assert not capfd.readouterr().err and signal.getsignal(signal.SIGINT) is before
+def test_sigterm_interrupts_a_run_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkeypatch):

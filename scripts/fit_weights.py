@@ -1,23 +1,37 @@
-"""Fit the estimators of acceptance probability to the target's tokens.
+"""Fit the weights of Ouroboros' estimators to a pair, as the shipped ones were fitted.
 
-The drafter decodes development prompts as usual. At every accepted node the target's next token is
-known, so every candidate at that node, in the tree or not, is one observation. Invariant: every
-fifth prompt is held out of the fit; the quality in `Weights.about` is measured on held-out prompts
-only.
+    python scripts/fit_weights.py weights.json --prompts mine.jsonl \
+        --overrides model=hf model.target=ID model.draft=ID
+    ouroboros bench decoder.ouroboros.weights=weights.json ...
+
+Some minutes for ten prompts, half an hour for the shipped weights' 90. Never fit on a benchmark's
+prompts.
+
+The drafter decodes the prompts as usual. At every accepted node the target's next token is known,
+so every candidate there, in the tree or not, is one observation. Every fifth prompt is held out of
+the fit; the figures in `Weights.about` are from held-out prompts only.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
+from ouroboros.conf import FOLDER
 from scipy.optimize import minimize
 from scipy.special import expit, xlogy
 
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.loop import eos_ids
+from ouroboros.bench.run.pair import load_pair
+from ouroboros.bench.tasks.humaneval import STOP
+from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
 from ouroboros.drafters.draft_tree.candidates import Weights, list_options
@@ -32,7 +46,6 @@ CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""
 HELD_OUT = 5
 PENALTY = 1e-4  # on squared weights of standardised features, in log loss
-BINS = 10
 
 
 class RecordingGrower(TreeGrower):
@@ -86,19 +99,13 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
-    """Return the log loss of the estimates, the log loss of the mean outcome, and a reliability
-    table."""
-    features, outcomes = rows[:, :-1], rows[:, -1]
-    odds = features @ weights
-    estimates, base = expit(odds), outcomes.mean()
-    bins = np.minimum(estimates * BINS, BINS - 1).astype(int) / BINS
-    table = pd.DataFrame({"from": bins, "thought": estimates, "came": outcomes}).groupby("from")
-    reliability = table.mean().round(4).assign(observations=table.size()).reset_index()
+    """Return the log loss of the estimates and that of always estimating the mean outcome."""
+    outcomes, odds = rows[:, -1], rows[:, :-1] @ weights
+    base = outcomes.mean()
     return {
         "observations": len(outcomes),
         "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),
         "log_loss_of_the_mean": round(float(-(xlogy(base, base) + xlogy(1 - base, 1 - base))), 5),
-        "reliability": reliability.to_dict("records"),
     }
 
 
@@ -133,12 +140,12 @@ def calibrate(
     `texts` maps a name to prompts as token ids; `pair` describes the models. The first round
     decodes with the shipped weights, each later round with the weights of the previous round. Each
     noise level in `noise` adds runs with a draft model made worse by `with_weight_noise`; the
-    shipped weights were fitted at several levels, to suit good and bad drafts. Raises `ValueError`
-    for fewer than HELD_OUT prompts.
+    shipped weights were fitted at several levels, to suit good and bad drafts. Exits for
+    fewer than HELD_OUT prompts.
     """
     prompts = [prompt for group in texts.values() for prompt in group]
     if len(prompts) < HELD_OUT:
-        raise ValueError(f"{len(prompts)} prompts are too few: give {HELD_OUT} or more")
+        raise SystemExit(f"{len(prompts)} prompts are too few: give {HELD_OUT} or more")
     weights, drafts = Weights.load(), [with_weight_noise(draft, level) for level in noise]
     about: dict[str, object] = {}
     for _ in range(rounds):
@@ -164,3 +171,46 @@ def calibrate(
         }
         weights = Weights(tuple(map(float, index)), tuple(map(float, both)), about)
     return weights
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Fit the weights and print how well they predict."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("out", type=Path, help="the file to write")
+    development = str(FOLDER / "task" / "development.jsonl")
+    add("--prompts", nargs="+", default=[development], help="JSONL (default: development text)")
+    add("--limit", type=int, help="prompts per file (default: all)")
+    add("--max-new", type=int, default=96)
+    add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
+    noise = "noise levels added to the draft's weights (shipped: 0 0.12 0.2)"
+    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
+    add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")
+    options = parser.parse_args(words)
+    config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *options.overrides]))
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    target, draft = load_pair(config.model, with_draft=True).models
+    tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in options.prompts}
+    weights = calibrate(
+        target,
+        draft,
+        {
+            name: [target.tokenizer(one.prompt).input_ids for one in task.load()[: options.limit]]
+            for name, task in tasks.items()
+        },
+        temperatures=options.temperatures,
+        max_new=options.max_new,
+        noise=options.noise,
+        eos=sorted(eos_ids(target)),
+        pair=f"{config.model.name}, {config.model.dtype}",
+    )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    weights.save(options.out)
+    for view in ("index", "draft"):
+        print(view, weights.about[view])
+
+
+if __name__ == "__main__":
+    main()

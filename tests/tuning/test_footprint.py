@@ -1,18 +1,13 @@
-"""Memory needs of known shapes and of a real model, and costs from bytes and bandwidth."""
+"""Bytes of known shapes and of real models, and costs from bytes and bandwidth."""
 
 import pytest
 import torch
 from bench_models import tiny_llama
 from tiny import gemma3, gpt2
 
-from ouroboros.costs import Costs, Footprint
+from ouroboros.costs import Costs
 from ouroboros.standin import SHAPES
-from ouroboros.tuning.memory import (
-    SPARE,
-    config_of,
-    footprint_of,
-    longest_context,
-)
+from ouroboros.tuning.footprint import config_of, footprint_of
 
 
 def test_the_published_pairs_weigh_what_they_weigh():
@@ -27,28 +22,12 @@ def test_the_published_pairs_weigh_what_they_weigh():
     assert llama.weight_bytes / 1e9 == pytest.approx(138.0, abs=0.1)
 
 
-def test_int8_halves_the_layers_only():
-    config = config_of("yi-34b")
-    whole, int8 = (footprint_of(config, torch.bfloat16, int8=kind) for kind in (False, True))
-    outside = 2 * 2 * 64000 * 7168
-    layers = whole.weight_bytes - outside
-    assert int8.weight_bytes == pytest.approx(layers / 2 + outside, rel=2e-3)
-    assert int8.kv_bytes_per_token == whole.kv_bytes_per_token
-
-
 @pytest.mark.parametrize("make", [lambda: tiny_llama(0, layers=2), gpt2, gemma3])
 def test_a_config_tells_what_the_model_weighs(make):
     model = make()
     held = sum(weight.nbytes for weight in set(model.parameters()))
     dtype = next(model.parameters()).dtype
     assert footprint_of(model.config, dtype).weight_bytes == held
-
-
-def test_the_longest_context_fills_the_memory():
-    pair = {"target": Footprint(600, 500, 8), "draft": Footprint(100, 90, 2)}
-    tokens = longest_context(pair, 1000)
-    assert tokens == 25 and 700 + 10 * tokens <= (1 - SPARE) * 1000 < 700 + 10 * (tokens + 1)
-    assert longest_context(pair, 600) == 0
 
 
 def test_names_that_are_no_model(tmp_path):

@@ -1,7 +1,7 @@
 """Time the host's work per step: every drafter, with a target and a draft that compute nothing.
 
-    python scripts/trials/host_overhead.py
-    python scripts/trials/host_overhead.py --decoders ouroboros --contexts 8192
+    python scripts/reproduce/host_overhead.py
+    python scripts/reproduce/host_overhead.py --decoders ouroboros --contexts 8192
 
 The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
 each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)

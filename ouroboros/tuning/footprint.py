@@ -1,0 +1,47 @@
+"""Bytes of weights and cached tokens, computed from a model's config.
+
+Invariant: nothing is loaded. A model is built without storage, so a 34B takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from ouroboros import standin
+from ouroboros.costs import Footprint
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """Return a model's config, given a folder, a shape (`standin.SHAPES`), or a hub id.
+
+    An id that starts with a shape's name has that shape, so published models need no network.
+    Raises `ValueError` if there is no config.
+    """
+    model = Path(name).name.lower()
+    shapes = [shape for shape in standin.SHAPES if model.startswith(shape)]
+    if shapes and not Path(name).is_dir():
+        return standin.shape(max(shapes, key=len))
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the config of {name!r} cannot be loaded, and no shape has this name: give a hub id "
+            f"you can reach, a folder, or one of {', '.join(standin.SHAPES)}"
+        ) from error
+
+
+def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
+    """Return the bytes of a model, without building it."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    held = sum(weight.nbytes for weight in set(model.parameters()))
+    tied = head is not None and head.weight is embedding.weight
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_bytes = 2 * text.num_hidden_layers * heads * width * dtype.itemsize
+    return Footprint(held, held - (0 if tied else embedding.weight.nbytes), kv_bytes)

@@ -1,0 +1,56 @@
+"""Weights of Ouroboros' estimators fitted to a pair."""
+
+import copy
+import json
+
+import pytest
+import torch
+from fit_weights import calibrate, main, with_weight_noise
+from tiny import llama, noisy, prompt_of
+
+from ouroboros.drafters.draft_tree.candidates import Weights
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+
+@pytest.fixture(scope="module")
+def pair():
+    model = llama()
+    return CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
+
+
+def test_a_disturbed_draft_is_another_and_always_the_same(pair):
+    draft = pair[1]
+    one, two = with_weight_noise(draft, 0.3), with_weight_noise(draft, 0.3)
+    chain = TokenTree.chain(3, (4, 5))
+    found, again, own = (
+        model.score(model.new_sequence(), [3], chain).clone() for model in (one, two, draft)
+    )
+    assert torch.equal(found, again) and not torch.allclose(found, own)
+    assert with_weight_noise(draft, 0.0) is draft
+
+
+def test_weights_are_fitted_on_runs_of_the_pair(pair):
+    prompts = [prompt_of(8, seed) for seed in range(6)]
+    about = {"temperatures": (0.0, 0.8), "max_new": 12, "rounds": 1, "pair": "tiny"}
+    made = calibrate(*pair, {"letters": prompts}, **about)
+    again = calibrate(*pair, {"letters": prompts}, **about)
+    assert made == again != Weights.load()
+    assert made.index[-1] == Weights.load().index[-1], "no text was an earlier one"
+    for part in ("index", "draft"):
+        found = made.about[part]
+        assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
+    assert made.about["prompts"] == {"letters": 6} and made.about["pair"] == "tiny"
+    worse = calibrate(*pair, {"letters": prompts}, noise=[0.0, 0.5], **about)
+    assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]
+    with pytest.raises(SystemExit, match="3 prompts are too few"):
+        calibrate(*pair, {"letters": prompts[:3]}, **about)
+
+
+def test_the_script_writes_weights_and_their_quality(tmp_path, capsys):
+    prompts, out = tmp_path / "mine.jsonl", tmp_path / "new" / "w.json"
+    prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
+    words = [str(out), "--prompts", str(prompts), "--max-new", "12", "--temperatures", "0"]
+    main([*words, "--overrides", "model.standin=null", "threads=1"])
+    assert "log_loss" in capsys.readouterr().out
+    assert Weights.load(out).about["prompts"] == {"mine": 5}
