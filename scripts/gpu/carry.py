@@ -37,7 +37,7 @@ HAS = frozenset(
         *("rich", "tabulate", "sacrebleu", "portalocker", "colorama", "lxml", "absl-py", "six"),
     )
 )
-"""What the machine has, and with it all that these need."""
+"""Packages on the machine; their dependencies are there too."""
 LEFT = frozenset(("datasets",))  # not transferred: no stage reads a hub
 
 
@@ -79,8 +79,8 @@ def carried(
 
 
 def collect(name: str, wanted: str, out: Path) -> None:
-    """Put a distribution's wheel for the target into `out`: from the index, else a pure-Python one
-    built from source. Raises `ValueError` if there is neither."""
+    """Write a distribution's wheel for the target machine to `out`: from the index, or built from
+    source if it is pure Python. Raises `ValueError` if both fail."""
     if list(out.glob(f"{re.sub(r'[-.]+', '_', name)}-{wanted}-*.whl")):
         return
     place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))
@@ -104,8 +104,8 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def travelling(checkout: Path) -> Counter[str]:
-    """Return the bytes of each top-level part of a checkout: existing files that git tracks or does
-    not ignore, and `FOLDER`."""
+    """Return the bytes of each top-level file or folder of a checkout: files that git tracks or
+    does not ignore, and `FOLDER`."""
     listing = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others"]
     listing.append("--exclude-standard")
     names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")

@@ -1,4 +1,4 @@
-"""Choose from measured calls: products by kernels of our own, and int8 weights for the draft.
+"""Choose by measured calls whether to use our matmul kernels, and int8 weights for the draft.
 
     python scripts/gpu/gains.py PLAIN/costs.json GAINS/costs.json OUT
 
@@ -20,7 +20,7 @@ OPTIONS = {"target": "model.engine=tuned", "draft": "draft_weights=int8"}
 
 
 def options(plain: Costs, gains: Costs) -> list[str]:
-    """Print the calls of both at the shortest context, and return the options that pay."""
+    """Print both measurements at the shortest context, and return the options that pay."""
     chosen, context = [], min(map(float, gains.target.ms))
     print("model nodes plain-ms gains-ms")
     for role, nodes in NODES.items():

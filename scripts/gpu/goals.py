@@ -1,4 +1,4 @@
-"""Compare a timed run on a GPU with its goals: figures, bounds, and whether they are reached.
+"""Compare a timed run on a GPU with its goals: measured values, bounds, and whether they are met.
 
     python scripts/gpu/goals.py FOLDER --costs COSTS.json --idle kernel_times.json
 
@@ -31,7 +31,7 @@ Samples = Sequence[Sample]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and its bound: `at_least`, or `below`. `passed` is None if it was not judged."""
+    """A measured value and its bound, `at_least` or `below`. `passed` is None if not checked."""
 
     name: str
     figure: float | None
@@ -41,7 +41,7 @@ class Goal:
     note: str = ""
 
     def judged(self) -> Goal:
-        """Return the goal with `passed` set, if the figure and a bound are known."""
+        """Return the goal with `passed` set, if value and bound are known."""
         if self.figure is None or self.at_least is self.below is None:
             return self
         above = self.at_least is None or self.figure >= self.at_least
@@ -118,9 +118,8 @@ def floor_share(samples: Samples, costs: Costs) -> float | None:
 
 
 def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float | None:
-    """Return the speedup over greedy, without first steps, that the cost model predicts for these
-    counts: all times, also outside of the models, come from `costs`. None if the costs do not cover
-    the calls."""
+    """Predict the speedup over greedy, without first steps, from counts and `costs` alone. None if
+    a call is larger than those in the costs."""
     model = CostModel(costs)
     if not plain or not samples or model.why_not([*plain, *samples]):
         return None

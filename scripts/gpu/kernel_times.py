@@ -39,8 +39,8 @@ CALLS = (("target", 1), ("target", 24), ("draft", 1), ("draft", 48))
 CONTEXT = 512
 PROMPT = 'def median(values):\n    """Return the median of a list of numbers."""\n'
 TOP = 24  # rows of a table
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # of a product
-TIMES = 3  # calls under the profiler
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # row counts of matrix products
+TIMES = 3  # profiled calls
 
 Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
@@ -75,8 +75,8 @@ def kernel_table(model: CachedModel, nodes: int) -> dict:
 
 
 def product_table(model: CachedModel, rows: Sequence[int]) -> list[dict]:
-    """Return the products of a layer, those of one input as one: sizes, and ms by the way to
-    compute them."""
+    """Time the matrix products of a layer (projections of the same input as one): return their
+    sizes, and milliseconds by implementation."""
     layer = next(m for m in model.model.modules() if isinstance(m, nn.ModuleList))[0]
     linears = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
     sizes = {name.rpartition(".")[2]: own.weight.shape for name, own in linears.items()}
@@ -102,8 +102,8 @@ def product_table(model: CachedModel, rows: Sequence[int]) -> list[dict]:
 def idle_share(
     target: CachedModel, make: Callable[[], Drafter], prompt: list[int], *, max_new: int
 ) -> float | None:
-    """Return the share of a text's decoding time, after its first tokens, in which neither model
-    replays a graph; None without graphs."""
+    """Return the idle share of the GPU while a text is decoded, after its first tokens: the share
+    of time in which neither model replays a graph. None without graphs."""
     if target.device.type != "cuda":
         return None
     drafter = make()
@@ -119,7 +119,7 @@ def idle_share(
 
 @contextmanager
 def replays() -> Iterator[list[Span]]:
-    """Record two events around every graph replay within the context."""
+    """Context manager: record CUDA events before and after every graph replay."""
     spans: list[Span] = []
     replay = torch.cuda.CUDAGraph.replay
 

@@ -27,8 +27,8 @@ SPARE = 0.95  # the share of the rest that weights and caches may take
 
 
 def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[str] | None:
-    """Return the shapes with the largest share of layers (from `SHARES`) that fits in bfloat16 with
-    caches of `context` tokens; None if none fits."""
+    """Return the shapes with the largest share of layers (from `SHARES`) that fits in memory, in
+    bfloat16 with caches of `context` tokens; None if no share fits."""
     slots = CACHE_COPIES * padded_slots(context + NODES[-1])
     for share in SHARES:
         found = list(shapes)
