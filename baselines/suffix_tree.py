@@ -113,8 +113,8 @@ class SuffixTree:
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Return the positions of another text's suffixes after its next token. `places` has the
-        positions of its last 1, 2, ... tokens, up to the longest suffix in this tree."""
+        """Follow another text by one token. `places` has the positions in this tree of the text's
+        last 1, 2, ... tokens, as far as they occur; return those after the next `token`."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:

@@ -1,15 +1,15 @@
-"""Fit the weights of Ouroboros' estimators to a pair, as the shipped ones were fitted.
+"""Fit the weights of Ouroboros' estimators to a pair of models.
 
     python scripts/fit_weights.py weights.json --prompts mine.jsonl \
         --overrides model=hf model.target=ID model.draft=ID
     ouroboros bench decoder.ouroboros.weights=weights.json ...
 
-Some minutes for ten prompts, half an hour for the shipped weights' 90. Never fit on a benchmark's
-prompts.
+This takes some minutes for ten prompts; the shipped weights, fitted on 90, took half an hour. Never
+fit on a benchmark's prompts.
 
 The drafter decodes the prompts as usual. At every accepted node the target's next token is known,
 so every candidate there, in the tree or not, is one observation. Every fifth prompt is held out of
-the fit; the figures in `Weights.about` are from held-out prompts only.
+the fit; the quality in `Weights.about` is measured on held-out prompts only.
 """
 
 from __future__ import annotations

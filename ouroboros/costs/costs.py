@@ -278,9 +278,9 @@ class Costs:
     def drafting_ms(self, step: StepRecord, context: int) -> float:
         """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        The calls are assumed to be equally large. Uncached text that the draft reads after a long
-        pause is predicted separately if no measured tree is as large. Raises `ValueError` for calls
-        larger than those measured, and if the costs have no draft.
+        All draft calls of the step are assumed to be equally large. If the draft first reads more
+        uncached text than the largest measured tree has nodes, this prefill is added. Raises
+        `ValueError` for calls larger than those measured, and if the costs have no draft.
         """
         if not step.draft_calls:
             return 0.0

@@ -2,10 +2,10 @@
 
     python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
 
-OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, the ms of each
-product of a layer by torch, by the fastest kernel and with int8 weights (also printed), and the
-share of decoding time in which no graph is replayed. On a CPU, which replays no graphs, tables have
-its operators, products are not timed and the idle share is null.
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, the milliseconds
+of each matrix product of a layer (with torch, with the fastest kernel, and with int8 weights; also
+printed), and the share of decoding time in which no graph is replayed. On a CPU there are no
+graphs: tables list operators, matrix products are not timed, and the idle share is null.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
-    """Return call costs that are at every context those at `CONTEXT`, with draft calls scaled so
-    that a one-node draft call costs `ratio` of a target call.
+    """Use the call costs at `CONTEXT` for every context, and scale the draft's so that a one-node
+    draft call costs `ratio` of a target call; return these costs.
 
     Raises `ValueError` for costs without a draft.
     """

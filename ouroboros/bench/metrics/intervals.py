@@ -108,7 +108,7 @@ def per_token(*sums, axis=-1):
 
 
 def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
-    """Return a statistic of rows with a value per prompt, with a bootstrap interval."""
+    """Return a statistic with a bootstrap interval; each row of `data` has a value per prompt."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:
