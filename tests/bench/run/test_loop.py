@@ -3,12 +3,18 @@
 import json
 from dataclasses import replace
 
-from bench_models import TextTask, bench_of, ran
+import pytest
+from bench_models import TextTask, bench_of, ran, tiny_pair
+from composing import composed
+from pretended_cuda import pretend
 
 from ouroboros.bench.run import folder as folders
+from ouroboros.bench.run import loop
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, TREES
 from ouroboros.decode import RootOnly
+from ouroboros.decoder_factory import decoder_factories
+from ouroboros.engine.static import Static
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
@@ -154,3 +160,32 @@ def test_trees_of_every_drafter_come_with_predictions(pair, tmp_path):
 def test_a_full_file_takes_no_more_trees(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "MOST_TREE_BYTES", 1)
     assert len(ran(job(pair, DRAFTERS), tmp_path).load_trees()) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature):
+    """Calls are captured before the warm-up, choices of every size during it."""
+    pretend(monkeypatch)
+    monkeypatch.setattr("ouroboros.select._best", lambda scores: scores.argmax(-1))  # not NumPy's
+    captures, untimed = [], []
+    capture = Static._capture
+    monkeypatch.setattr(Static, "_capture", lambda *a: captures.append(a) or capture(*a))
+
+    def answers(*given):
+        untimed.extend(captures)
+        return Answers(*given)
+
+    Answers = loop.Answers
+    monkeypatch.setattr(loop, "Answers", answers)
+    target, draft = tiny_pair()
+    for model in (target, draft):
+        model.engine = Static(model.model, model.engine.info, model.cache)
+        model.engine.graphs = True
+    configs = composed("experiment=gpu_headline_all", "model.standin=null")["decoder"]
+    made = decoder_factories(configs, draft, guard=False)
+    task = TextTask("abcab " * 40, "x", "hello hello", max_new=64)
+    bench = bench_of((target, draft), task, made, sampling=Sampling(temperature=temperature))
+    samples = ran(bench, tmp_path).load_samples()
+    assert not any(s.error for s in samples) and len(samples) == bench.total
+    assert len({s.new_tokens for s in samples if s.example == "p0"}) == 1
+    assert len(captures) == len(untimed) > 0
