@@ -169,4 +169,5 @@ def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said
     )
     assert done.returncode == code and said in done.stderr
     with tarfile.open(tmp_path / "away" / "stage.tar.gz") as archive:
-        assert any("logs" in name for name in archive.getnames())
+        names = archive.getnames()
+        assert any("logs" in name for name in names) and "results/stage/environment.txt" in names
