@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict, str]] = {
     "falcon": ({"alibi": True}, "alibi=True"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 1]]}, "window_size=16"),
     "mamba": ({}, "linear_attention|recurrent|no key/value cache"),
-    "recurrent_gemma": ({"num_hidden_layers": 3}, "linear_attention|does not accept explicit masks"),
+    "recurrent_gemma": ({"num_hidden_layers": 3}, "linear_attention|explicit masks"),
     "rwkv": ({}, "no key/value cache"),
     "qwen3_next": ({**MOE, "layer_types": LINEAR}, "layers of type linear_attention"),
     "jamba": ({**MOE, "use_mamba_kernels": False}, "layers of type linear_attention"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Is it right on this device? Noise, attention, engines and rolled drafts; every decoder's text,
-# audited; the tests that need a GPU. 8 minutes.
+# Is it right on this device? Attention and engines; every decoder's text, audited; the tests that
+# need a GPU (noise, graphs, rolled drafts). 8 minutes.
 source "$(dirname "$0")/common.sh"
 step correct done "$PYTHON" scripts/gpu/checks.py correct $RESULTS/correct $FLAGS
 measure correct/float32 bench experiment=gpu_correct audit=all $SMALL
@@ -9,5 +9,6 @@ measure correct/bfloat16 bench experiment=gpu_correct audit=all $SMALL model.dty
 step correct lossless "$PYTHON" scripts/gpu/checks.py lossless \
   $RESULTS/correct/{float32,float32_sampled,bfloat16}
 step correct kernels "$PYTHON" -m pytest -p no:cacheprovider tests/engine/test_kernels.py
-step correct tests "$PYTHON" -m pytest -m gpu -p no:cacheprovider tests/engine
+step correct tests "$PYTHON" -m pytest -m gpu -p no:cacheprovider tests/engine \
+  tests/test_select.py
 finish

@@ -9,7 +9,7 @@ from dataclasses import replace
 import checks
 import pytest
 import torch
-from checks import attention_agrees, engines_agree, equal, lossless, main, noise_agrees, rolls_agree
+from checks import attention_agrees, engines_agree, equal, lossless, main
 from shapes import fitting
 from tiny import llama
 
@@ -18,7 +18,6 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, argmax
 
 CPU = torch.device("cpu")
 
@@ -55,25 +54,6 @@ def test_half_precision_is_held_against_float32():
         worse.lm_head.weight[7] += 2
     spoilt = CachedModel(worse, engine="static")
     assert not engines_agree("x", eager, spoilt, contexts=[9], nodes=[3, 9], exact=exact).passed
-
-
-@pytest.mark.parametrize("choose", [argmax, Sampler(temperature=0.8, seed=3)], ids=["T=0", "T=.8"])
-def test_rolling_is_held_against_stepping(choose, monkeypatch):
-    _, static = pair()
-    prompts = [[1, 2], [3] * 70]
-    assert rolls_agree("static", static, prompts, count=6, choose=choose).passed
-    roll = CachedModel.roll
-    monkeypatch.setattr(CachedModel, "roll", lambda *args: [*roll(*args)[:-1], -1])
-    check = rolls_agree("static", static, prompts, count=6, choose=choose)
-    assert not check.passed and check.figures["differ"] == 2
-    assert not rolls_agree("static", static, [], count=6, choose=choose).passed
-
-
-def test_noise_is_compared_bit_for_bit(monkeypatch):
-    assert noise_agrees(CPU, vocab=64, positions=3).passed
-    calls = iter(range(99))
-    monkeypatch.setattr("checks.gumbel", lambda *_: torch.ones(2) * next(calls))
-    assert noise_agrees(CPU, vocab=64, positions=3).figures["unequal"] == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
