@@ -136,15 +136,15 @@ def merge(weight: torch.Tensor) -> None:
     weight.data += (0.1 * a @ b).to(weight.dtype)
 
 
-def zero_a_row(weight: torch.Tensor) -> None:
-    weight.data[3] = 0
+def fill_a_row(weight: torch.Tensor) -> None:
+    weight.data[3] = 2  # larger than any weight
 
 
-def zero_a_column(weight: torch.Tensor) -> None:
-    weight.data[:, 5] = 0
+def fill_a_column(weight: torch.Tensor) -> None:
+    weight.data[:, 5] = 2
 
 
-@pytest.mark.parametrize("change", [merge, zero_a_row, zero_a_column])
+@pytest.mark.parametrize("change", [merge, fill_a_row, fill_a_column])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_write_through_data_is_noticed(monkeypatch, dtype, change, caplog):
     monkeypatch.setattr(prepack.log, "disabled", False)  # as configured logging may leave it
@@ -164,9 +164,12 @@ def test_a_write_through_data_is_noticed(monkeypatch, dtype, change, caplog):
     torch.testing.assert_close(found, after, rtol=2e-2, atol=2e-2)
     assert not torch.allclose(before, after, atol=0.05)
     assert "call prepack()" in caplog.text
-    cached.prepack()
-    cached.on.empty()
-    torch.testing.assert_close(cached.score([3, 4, 5], tree), after, rtol=2e-2, atol=2e-2)
+    fresh = session(copy.deepcopy(model))
+    for packed in (cached, fresh):  # plain bfloat16 products may round differently
+        packed.prepack()
+        packed.on.empty()
+    logits = [packed.score([3, 4, 5], tree).clone() for packed in (cached, fresh)]
+    torch.testing.assert_close(*logits, rtol=2e-2, atol=2e-2)
     assert model.lm_head.packed.of is not None
 
 
