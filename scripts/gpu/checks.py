@@ -59,7 +59,7 @@ ERROR_RATIO = 1.25  # of the rounding errors of two engines in half precision (r
 
 @dataclass(frozen=True)
 class Check:
-    """One check: whether it passed, and its figures."""
+    """The result of a check: whether it passed, and its numbers."""
 
     name: str
     passed: bool
@@ -92,9 +92,8 @@ def attention_agrees(
     nodes: Sequence[int],
     slots: Sequence[int],
 ) -> Check:
-    """Compare our attention on random keys with float64; its error may be `ATTENTION_RATIO` times
-    that of torch's attention, with keys and values repeated for each query head. On a GPU our
-    kernel must run."""
+    """Compare our attention on random keys with float64. Its error may be `ATTENTION_RATIO` times
+    the error of torch's attention. On a GPU our kernel must be used."""
     ours, theirs, kernel, calls = 0.0, 0.0, 0, 0
     for (heads, kv_heads), count, length in product(layouts, nodes, slots):
         if length < count:
@@ -137,8 +136,8 @@ def engines_agree(
     nodes: Sequence[int],
     exact: CachedModel | None = None,
 ) -> Check:
-    """Compare logits of random trees of `nodes` nodes after `contexts` tokens, and those of one
-    more token after accepting a random path of the tree.
+    """Compare the logits of two engines: of random trees with `nodes` nodes after `contexts`
+    tokens, and of one more token after accepting a random path.
 
     Without `exact` (float32, float64), argmaxes must be equal and logits within `LOGIT_TOLERANCE`.
     With it (half precision: the same weights in float32), the root mean square error of `static`
@@ -184,13 +183,13 @@ def engines_agree(
 
 
 def served(models: Mapping[str, CachedModel]) -> Check:
-    """Check that no model falls back to slower calls than the GPU supports."""
+    """Check that no model has fallen back to slower calls than the GPU supports."""
     found = {role: model.describe_engine() for role, model in models.items()}
     return Check("served", not any(own["fallback"] for own in found.values()), found)
 
 
 def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
-    """Return for each model the bandwidth floor of a one-node call / its measured time."""
+    """Measure for each model the bandwidth floor / the time of a one-node call."""
     costs = Costs.measure_grid(
         list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
     )
@@ -213,8 +212,8 @@ def lossless(folder: Path) -> Check:
 
 
 def equal(folder: Path) -> Check:
-    """Check that texts differ from greedy's only where two scores differ by at most `TIE`, in the
-    float32 reference target, whose function a stand-in computes."""
+    """Check that texts differ from greedy's only at ties: tokens whose scores in the float32
+    reference target, whose function a stand-in computes, differ by at most `TIE`."""
     results = ResultsFolder(folder)
     run = results.load_run()
     config = RunConfig.from_mapping(run["config"])
@@ -243,12 +242,12 @@ def equal(folder: Path) -> Check:
 
 
 def rejects(decoder: Mapping) -> bool:
-    """Return whether a decoder preserves the distribution only, not the tokens."""
+    """Return whether a decoder uses rejection sampling, which preserves only the distribution."""
     return decoder.get("verification") == "rejection"
 
 
 def drafter_compiles() -> Check:
-    """Check that numba, which may reject a newer NumPy, compiles Ouroboros."""
+    """Check that numba compiles Ouroboros (it may reject a newer NumPy)."""
     started = time.perf_counter()
     from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
 
