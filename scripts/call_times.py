@@ -1,11 +1,12 @@
-"""Time calls with 1, 2, ... rows: plain and prepacked weights, exact calls, llama.cpp.
+"""Time one call by number of rows: modules, prepacked weights, kernels, llama.cpp, and the floor.
 
     python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
 
-Calls alternate in one process: each round times every engine once at each number of rows. The floor
-is the time to read the weights once at the bandwidth of a sum over 1 GiB. Writes call_times.csv,
-call_times.md and call_times.svg. llama.cpp is skipped without its packages
-(`pip install llama-cpp-python gguf`); it computes logits for every row, as trees need.
+Calls alternate in one process: each round times every engine once at each number of rows, the
+second of two calls. The floor is the time to read the weights once at the bandwidth of a sum over
+1 GiB, timed in each round. Writes call_times.csv (medians) and call_times.svg. llama.cpp is skipped
+without its packages (`pip install llama-cpp-python gguf`); it computes logits for every row, as
+trees need.
 """
 
 from __future__ import annotations
@@ -26,21 +27,26 @@ from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel
 from ouroboros.bench.run.pair import cpu, model_path
+from ouroboros.engine.prepack import use_huge_pages
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.standin import embed, shape
 from ouroboros.tree import TokenTree
 
-ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+SHAPES = {"target": "cpu-target", "draft": "cpu-draft"}  # by model of the reference pair
 
 
-def read_bandwidth() -> float:
-    """Return the read bandwidth in bytes per second: a sum over 1 GiB, best of ten."""
-    data, best = torch.ones(1 << 28), float("inf")
-    for _ in range(10):
+def floor_call(size: int) -> Callable[[int], float]:
+    """Return a function that times the reading of so many bytes, in seconds."""
+    data = torch.ones(1 << 28)
+    use_huge_pages(data.data_ptr(), data.nbytes)
+
+    def call(rows: int) -> float:
         started = time.perf_counter()
         data.sum()
-        best = min(best, time.perf_counter() - started)
-    return data.nbytes / best
+        return (time.perf_counter() - started) * size / data.nbytes
+
+    return call
 
 
 def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
@@ -78,32 +84,63 @@ def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
     return call
 
 
-def measure(args: argparse.Namespace, dtype: torch.dtype, folder: Path) -> pd.DataFrame:
-    """Return the median milliseconds of each engine (index) by number of rows (columns)."""
-    core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=torch.float32)
-    model = embed(core, shape(args.shape), device="cpu", dtype=dtype)
-    name = str(dtype).removeprefix("torch.")
-    floor = 1e3 * bytes_of(model) / read_bandwidth()
-    prepacked = CachedModel(copy.deepcopy(model))
-    prepacked.prepack()
+def second(call: Callable[[int], float], rows: int) -> float:
+    """Return the time of the second of two calls, when the threads of the engine before have
+    stopped waiting for work and those of this one are awake."""
+    time.sleep(0.01)
+    call(rows)
+    return call(rows)
+
+
+def measure(role: str, dtype: torch.dtype, options: argparse.Namespace, scratch: Path) -> pd.Series:
+    """Return the median ms by engine and rows of one model."""
+    core = LlamaForCausalLM.from_pretrained(model_path(f"reference/{role}"), dtype=torch.float32)
+    model = embed(core, shape(SHAPES[role]), device="cpu", dtype=dtype)
+    packed = CachedModel(copy.deepcopy(model), engine="eager")
+    packed.prepack()
     calls = {
-        "plain": our_call(CachedModel(copy.deepcopy(model)), args.context),
-        "prepacked": our_call(prepacked, args.context),
-        "exact": our_call(CachedModel(copy.deepcopy(model), exact=True), args.context),
+        "modules": our_call(CachedModel(copy.deepcopy(model), engine="eager"), options.context),
+        "modules, packed": our_call(packed, options.context),
+        "kernels": our_call(CachedModel(copy.deepcopy(model), exact=True), options.context),
     }
+    name = f"{role}-{str(dtype).removeprefix('torch.')}"
     try:
-        write_gguf(model, folder / f"{name}.gguf")
-        calls["llama.cpp"] = llama_cpp_call(folder / f"{name}.gguf", args.context)
+        if not (file := scratch / f"{name}.gguf").exists():
+            model.save_pretrained(scratch / name)
+            write_gguf(str(scratch / name), file, name.split("-")[1])
+        calls["llama.cpp"] = llama_cpp_call(file, options.context)
     except ImportError as error:
         print(f"without llama.cpp: {error}")
+    calls["floor"] = floor_call(bytes_of(model))
     turns = [
-        [1e3 * call(rows) for rows in ROWS for call in calls.values()]
-        for _ in range(args.rounds + 2)  # the first two warm up
+        [1e3 * second(call, rows) for rows in ROWS for call in calls.values()]
+        for _ in range(options.rounds + 2)  # the first two warm up
     ]
-    times = pd.DataFrame(turns[2:], columns=pd.MultiIndex.from_product([ROWS, calls]))
-    frame = times.median().unstack(0).loc[list(calls)]
-    frame.loc["floor"] = floor
-    return pd.concat({name: frame}, names=["dtype", "engine"])
+    columns = pd.MultiIndex.from_product([ROWS, calls], names=["rows", "engine"])
+    return pd.DataFrame(turns[2:], columns=columns).median().rename("ms")
+
+
+def draw(times: pd.Series, title: str) -> Figure:
+    """Return a plot of ms by rows, one panel per model and dtype."""
+    panels = list(times.groupby(["model", "dtype"], sort=False))
+    figure = Figure(figsize=(9, 1.8 * len(panels)), layout="constrained")
+    for axes, (name, part) in zip(figure.subplots(len(panels) // 2, 2).flat, panels, strict=True):
+        by_engine = part.droplevel(["model", "dtype"]).unstack("engine")
+        for engine in times.index.unique("engine"):
+            dashed = {"linestyle": "--", "color": "grey"} if engine == "floor" else {"marker": "o"}
+            axes.plot(by_engine.index, by_engine[engine], markersize=3, label=engine, **dashed)
+        axes.set(xscale="log", yscale="log", xlabel="rows of a call", ylabel="ms")
+        axes.set_title(", ".join(name), fontsize=10)
+        axes.set_xticks(ROWS, [str(rows) for rows in ROWS])
+        axes.minorticks_off()
+        low, high = part.min(), part.max()
+        ticks = [
+            tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low / 2 <= tick <= high * 2
+        ]
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.legend(fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":
@@ -112,26 +149,22 @@ if __name__ == "__main__":
     )
     add = parser.add_argument
     add("--out", required=True, type=Path, help="a folder")
-    add("--core", default="reference/target", help="the model inside the shape")
-    add("--shape", default="cpu-target", help="the shape of the stand-in")
     add("--context", default=256, type=int, help="cached tokens before the call")
-    add("--rounds", default=15, type=int, help="timed calls of each size")
+    add("--rounds", default=7, type=int, help="timed calls of each size")
+    add("--models", default=[*SHAPES], nargs="+", choices=SHAPES, help="of the reference pair")
+    add("--scratch", type=Path, help="a folder that keeps the GGUF files for another run")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        parts = [
-            measure(options, dtype, Path(scratch)) for dtype in (torch.float32, torch.bfloat16)
-        ]
-    frame = pd.concat(parts)
-    what = f"ms per call, {options.context} cached tokens · stand-in {options.shape}"
-    title = f"{what} · batch size 1 · {cpu()[0]}, {torch.get_num_threads()} threads"
-    frame.to_csv(options.out / "call_times.csv")
-    table = frame.round(1).reset_index().to_markdown(index=False)
-    (options.out / "call_times.md").write_text(f"{title}\n\n{table}\n")
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(parts)), ("float32", "bfloat16"), strict=True):
-        frame.loc[name].T.plot(ax=axes, marker="o", markersize=3, loglog=True)
-        axes.set(xlabel="rows of a call", ylabel="ms", title=name)
-        axes.set_xticks(ROWS, [str(rows) for rows in ROWS], minor=False)
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(options.out / "call_times.svg")
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = options.scratch or Path(folder)
+        scratch.mkdir(parents=True, exist_ok=True)
+        parts = {
+            (role, name): measure(role, getattr(torch, name), options, scratch)
+            for role in options.models
+            for name in ("float32", "bfloat16")
+        }
+    times = pd.concat(parts, names=["model", "dtype"])
+    times.round(3).to_csv(options.out / "call_times.csv")
+    where = f"{cpu()[0]}, {torch.get_num_threads()} threads"
+    title = f"ms per call, {options.context} cached tokens · stand-ins, batch size 1 · {where}"
+    draw(times, title).savefig(options.out / "call_times.svg")

@@ -19,62 +19,45 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from ouroboros.engine.cpu_intrinsics import (
+    ADDRESS,
+    COLUMNS,
+    TOGETHER,
+    bits_of,
+    call,
+    can_multiply,
+    counter_at,
+    float_of,
+    multiply_block,
+    multiply_block_ahead,
+    next_item,
+    pointer,
+)
 
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of 8
 CHUNK = 64  # keys converted at a time, then used for all rows
+DEPTH = 1024  # inputs that oneDNN sums together; half as many if the layer has no more
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
+LAYER_FIELDS, PART_FIELDS = 13, 11  # of the tables of `decode`
 FAST: dict[str, Any] = {  # no rules for NaN and infinity
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
 }
-ADDRESS = types.CPointer(types.int64)
-
-
-@intrinsic
-def _bits(context, value):
-    """Return the bits of a float32."""
-    return types.uint32(types.float32), lambda _, builder, __, arguments: builder.bitcast(
-        arguments[0], ir.IntType(32)
-    )
-
-
-@intrinsic
-def _float(context, bits):
-    """Return the float32 with these bits."""
-    return types.float32(types.uint32), lambda _, builder, __, arguments: builder.bitcast(
-        arguments[0], ir.FloatType()
-    )
-
-
-@intrinsic
-def _pointer(context, address):
-    return types.voidptr(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
-        arguments[0], ir.IntType(8).as_pointer()
-    )
-
-
-@intrinsic
-def _next(context, counter):
-    """Return the counter and atomically add one to it."""
-    return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
-        "add", arguments[0], ir.Constant(ir.IntType(64), 1), "monotonic"
-    )
 
 
 @numba.njit(forceinline=True, **FAST)
 def _get(array, at):
     if array.itemsize == 2:  # bfloat16, which is the upper half of float32
-        return _float(np.uint32(np.uint16(array[at])) << np.uint32(16))
+        return float_of(np.uint32(np.uint16(array[at])) << np.uint32(16))
     return np.float32(array[at])
 
 
 @numba.njit(forceinline=True, **FAST)
 def _rounded_bits(value):
-    bits = _bits(np.float32(value))
+    bits = bits_of(np.float32(value))
     return bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
 
 
@@ -82,7 +65,7 @@ def _rounded_bits(value):
 def _round(array, value):
     """Round to the dtype of an array."""
     if array.itemsize == 2:
-        return _float(_rounded_bits(value) & np.uint32(0xFFFF0000))
+        return float_of(_rounded_bits(value) & np.uint32(0xFFFF0000))
     return np.float32(value)
 
 
@@ -105,7 +88,7 @@ def _exp(x):
     y = y * f + np.float32(4.1665795894e-2)
     y = y * f + np.float32(1.6666665459e-1)
     y = y * f + np.float32(5.0000001201e-1)
-    power = _float(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    power = float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
     return (y * f * f + f + np.float32(1)) * power
 
 
@@ -249,19 +232,118 @@ def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tai
                 _put(target, column, total[g * n + r, column] / sums[g * n + r])
 
 
+@numba.njit(**FAST)
+def _multiply_rows(counter, width, rows, weight, bias, out):
+    """Set `out`, [n, columns], to the product of the rows at an address, [n, width], with a weight
+    in oneDNN's layout, 64 columns per item.
+
+    Sums in oneDNN's order: blocks of inputs are summed by themselves, then added up in turn. While
+    later rows multiply a block that the first have read, the next block is fetched.
+    """
+    n, columns, size = len(out), out.shape[1], out.itemsize
+    items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
+    sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
+    totals, stride = sums.ctypes.data, width * size
+    item = next_item(counter)
+    while item < items:
+        following = next_item(counter)
+        block = weight + item * COLUMNS * stride
+        for start in range(0, width, depth):
+            steps = min(depth, width - start) * size // 4
+            ahead = block + steps * 4 * COLUMNS
+            if start + depth >= width:
+                ahead = weight + min(following, items - 1) * COLUMNS * stride
+            for row in range(0, n, TOGETHER):
+                own, total = rows + row * stride + start * size, totals + row * COLUMNS * 4
+                if n <= TOGETHER or row >= 2 * TOGETHER:
+                    multiply_block(out, own, stride, n - row, block, total, steps, start, 0)
+                else:
+                    ahead += row // TOGETHER * steps * 2 * COLUMNS
+                    multiply_block_ahead(
+                        out, own, stride, n - row, block, total, steps, start, ahead
+                    )
+            block += steps * 4 * COLUMNS
+        left = min(COLUMNS, columns - item * COLUMNS)
+        for row in range(n):
+            target, own = out[row, item * COLUMNS : item * COLUMNS + left], sums[row]
+            if len(bias):
+                for at in range(left):
+                    _put(target, at, own[at] + _get(bias, item * COLUMNS + at))
+            else:
+                for at in range(left):
+                    _put(target, at, own[at])
+        item = following
+
+
+@numba.njit(**FAST)
+def _norm_rows(counter, rows, residual, addend, weight, out, eps):
+    """Add to the rows of the residual in place, if there is something to add; set `out` to the
+    norms of the numbered rows."""
+    item = next_item(counter)
+    while item < len(rows):
+        own = residual[rows[item]]
+        if len(addend):
+            for at in range(len(own)):
+                _put(own, at, _get(own, at) + _get(addend[rows[item]], at))
+        _norm(own, weight, out[item], eps)
+        item = next_item(counter)
+
+
+@numba.njit(**FAST)
+def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, queries):
+    """Norm and rotate one row's heads; write its key and value to a slot."""
+    heads, kv_heads = len(queries), len(keys)
+    for head in range(heads):
+        q = qkv[head]
+        if len(q_norm):
+            _norm(q, q_norm, q, eps)
+        _turn(q, cos, sin, queries[head], scale)
+    for head in range(kv_heads):
+        k = qkv[heads + head]
+        if len(k_norm):
+            _norm(k, k_norm, k, eps)
+        _turn(k, cos, sin, keys[head, slot], np.float32(1))
+        values[head, slot] = qkv[heads + kv_heads + head]
+
+
+@numba.njit(**FAST)
+def _wait(barrier, counter):
+    """Wait for all threads, if there is a barrier; return the address of the next counter."""
+    if barrier:
+        call(barrier)
+    return counter + 8
+
+
+@numba.njit(**FAST)
+def _gate_rows(counter, both, out):
+    """Set `out` to SiLU(gate) * up, piece by piece."""
+    n, width = out.shape
+    pieces, item = (width + PIECE - 1) // PIECE, next_item(counter)
+    while item < n * pieces:
+        row, start = item // pieces, item % pieces * PIECE
+        for at in range(start, min(start + PIECE, width)):
+            x = _get(both[row, 0], at)
+            silu = _round(out[row], x / (np.float32(1) + _exp(-x)))
+            _put(out[row], at, silu * _get(both[row, 1], at))
+        item = next_item(counter)
+
+
 def _pool():
-    """Return the entry point of torch's thread pool (GNU or Intel OpenMP), or None."""
+    """Return two functions of torch's thread pool, GNU's or Intel's OpenMP: the entry, and the
+    address of the barrier of its threads. None and 0 if there is none."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
-        enter = ctypes.CDLL(library).GOMP_parallel
+        enter, barrier = (
+            getattr(ctypes.CDLL(library), f"GOMP_{name}") for name in ("parallel", "barrier")
+        )
     except (OSError, AttributeError):
-        return None
+        return None, 0
     enter.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
     enter.restype = None
-    return enter
+    return enter, ctypes.cast(barrier, ctypes.c_void_p).value
 
 
-POOL = _pool()
+POOL, BARRIER = _pool()
 
 
 class Kernel:
@@ -292,6 +374,8 @@ class Kernels(NamedTuple):
     `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
     keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
     `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
+    `multiply`(n, width, columns, rows, weight, bias, out): a linear layer of packed weights; None
+    if the processor lacks the instructions.
 
     `eps` and `scale` are the bits of float32.
     """
@@ -300,6 +384,8 @@ class Kernels(NamedTuple):
     rotate: Kernel
     attend: Kernel
     gate: Kernel
+    multiply: Kernel | None = None
+    decode: Kernel | None = None
 
 
 @cache
@@ -308,71 +394,159 @@ def kernels(dtype: torch.dtype) -> Kernels:
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def norm(a):
-        n, width, eps = a[2], a[3], _float(np.uint32(a[8]))
-        residual = numba.carray(_pointer(a[4]), (n, width), kind)
-        addend = numba.carray(_pointer(a[5]), (n, width), kind)
-        weight = numba.carray(_pointer(a[6]), (width,), kind)
-        out = numba.carray(_pointer(a[7]), (n, width), kind)
-        row = _next(a)
-        while row < a[1]:
-            if a[5]:
-                for at in range(width):
-                    _put(residual[row], at, _get(residual[row], at) + _get(addend[row], at))
-            _norm(residual[row], weight, out[row], eps)
-            row = _next(a)
+        n, width, eps = a[2], a[3], float_of(np.uint32(a[8]))
+        residual = numba.carray(pointer(a[4]), (n, width), kind)
+        addend = numba.carray(pointer(a[5]), (n if a[5] else 0, width), kind)
+        weight = numba.carray(pointer(a[6]), (width,), kind)
+        out = numba.carray(pointer(a[7]), (n, width), kind)
+        _norm_rows(a, np.arange(n), residual, addend, weight, out, eps)
 
     def rotate(a):
         n, heads, kv_heads, width = a[2], a[3], a[4], a[5]
-        qkv = numba.carray(_pointer(a[6]), (n, heads + 2 * kv_heads, width), kind)
-        cos = numba.carray(_pointer(a[7]), (n, width), kind)
-        sin = numba.carray(_pointer(a[8]), (n, width), kind)
-        q_norm = numba.carray(_pointer(a[9]), (width,), kind)
-        k_norm = numba.carray(_pointer(a[10]), (width,), kind)
-        eps, scale, slot = _float(np.uint32(a[11])), _float(np.uint32(a[12])), a[13]
-        keys = numba.carray(_pointer(a[15]), (kv_heads, a[14], width), kind)
-        values = numba.carray(_pointer(a[16]), (kv_heads, a[14], width), kind)
-        queries = numba.carray(_pointer(a[17]), (n, heads, width), np.float32)
-        row = _next(a)
-        while row < a[1]:
-            for head in range(heads):
-                q = qkv[row, head]
-                if a[9]:
-                    _norm(q, q_norm, q, eps)
-                _turn(q, cos[row], sin[row], queries[row, head], scale)
-            for head in range(kv_heads):
-                k = qkv[row, heads + head]
-                if a[10]:
-                    _norm(k, k_norm, k, eps)
-                _turn(k, cos[row], sin[row], keys[head, slot + row], np.float32(1))
-                values[head, slot + row] = qkv[row, heads + kv_heads + head]
-            row = _next(a)
+        qkv = numba.carray(pointer(a[6]), (n, heads + 2 * kv_heads, width), kind)
+        cos = numba.carray(pointer(a[7]), (n, width), kind)
+        sin = numba.carray(pointer(a[8]), (n, width), kind)
+        q_norm = numba.carray(pointer(a[9]), (width if a[9] else 0,), kind)
+        k_norm = numba.carray(pointer(a[10]), (width if a[10] else 0,), kind)
+        eps, scale, slot = float_of(np.uint32(a[11])), float_of(np.uint32(a[12])), a[13]
+        keys = numba.carray(pointer(a[15]), (kv_heads, a[14], width), kind)
+        values = numba.carray(pointer(a[16]), (kv_heads, a[14], width), kind)
+        queries = numba.carray(pointer(a[17]), (n, heads, width), np.float32)
+        row = next_item(a)
+        while row < n:
+            _rotate_row(
+                *(qkv[row], cos[row], sin[row], q_norm, k_norm, eps, scale),
+                *(keys, values, slot + row, queries[row]),
+            )
+            row = next_item(a)
 
     def attend(a):
         n, heads, kv_heads, width, out_width = a[2], a[3], a[4], a[5], a[6]
-        queries = numba.carray(_pointer(a[9]), (n, heads, width), np.float32)
-        keys = numba.carray(_pointer(a[10]), (kv_heads, a[7], width), kind)
-        values = numba.carray(_pointer(a[11]), (kv_heads, a[8], out_width), kind)
-        out = numba.carray(_pointer(a[12]), (n, heads, out_width), kind)
-        lengths = numba.carray(_pointer(a[13]), (n,), np.int64)
-        straight = numba.carray(_pointer(a[14]), (n,), np.int64)
-        tails = numba.carray(_pointer(a[15]), (n, a[16]), np.int64)
-        first = numba.carray(_pointer(a[17]), (n,), np.int64)
-        group, head = heads // kv_heads, _next(a)
+        queries = numba.carray(pointer(a[9]), (n, heads, width), np.float32)
+        keys = numba.carray(pointer(a[10]), (kv_heads, a[7], width), kind)
+        values = numba.carray(pointer(a[11]), (kv_heads, a[8], out_width), kind)
+        out = numba.carray(pointer(a[12]), (n, heads, out_width), kind)
+        lengths = numba.carray(pointer(a[13]), (n,), np.int64)
+        straight = numba.carray(pointer(a[14]), (n,), np.int64)
+        tails = numba.carray(pointer(a[15]), (n, a[16]), np.int64)
+        first = numba.carray(pointer(a[17]), (n,), np.int64)
+        group, head = heads // kv_heads, next_item(a)
         while head < a[1]:
             _attend(head, group, queries, keys, values, first, lengths, straight, tails, out)
-            head = _next(a)
+            head = next_item(a)
 
     def gate(a):
-        n, width = a[2], a[3]
-        both = numba.carray(_pointer(a[4]), (n, 2, width), kind)
-        out = numba.carray(_pointer(a[5]), (n, width), kind)
-        pieces, item = (width + PIECE - 1) // PIECE, _next(a)
-        while item < a[1]:
-            row, start = item // pieces, item % pieces * PIECE
-            for at in range(start, min(start + PIECE, width)):
-                x = _get(both[row, 0], at)
-                silu = _round(out[row], x / (np.float32(1) + _exp(-x)))
-                _put(out[row], at, silu * _get(both[row, 1], at))
-            item = _next(a)
+        both = numba.carray(pointer(a[4]), (a[2], 2, a[3]), kind)
+        _gate_rows(a, both, numba.carray(pointer(a[5]), (a[2], a[3]), kind))
 
-    return Kernels(*(Kernel(function) for function in (norm, rotate, attend, gate)))
+    def multiply(a):
+        n, width, columns = a[2], a[3], a[4]
+        bias = numba.carray(pointer(a[7]), (columns if a[7] else 0,), kind)
+        out = numba.carray(pointer(a[8]), (n, columns), kind)
+        _multiply_rows(a, width, a[5], a[6], bias, out)
+
+    def decode(a):
+        n, width, heads, kv_heads, head_width, inner = a[2], a[3], a[4], a[5], a[6], a[7]
+        eps, scale, size = float_of(np.uint32(a[8])), float_of(np.uint32(a[9])), a[10]
+        layers = numba.carray(pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
+        parts = numba.carray(pointer(a[13]), (a[14], PART_FIELDS), np.int64)
+        barrier, counter = a[15], a[16]
+        ids = numba.carray(pointer(a[17]), (n,), np.int64)
+        embeddings = numba.carray(pointer(a[18]), (a[19], width), kind)
+        cos = numba.carray(pointer(a[20]), (n, head_width), kind)
+        sin = numba.carray(pointer(a[21]), (n, head_width), kind)
+        kept = numba.carray(pointer(a[22]), (a[23],), np.int64)
+        last_norm = numba.carray(pointer(a[24]), (width,), kind)
+        head, vocab = a[25], a[27]
+        head_bias = numba.carray(pointer(a[26]), (vocab if a[26] else 0,), kind)
+        logits = numba.carray(pointer(a[28]), (len(kept), vocab), kind)
+        residual = numba.carray(pointer(a[29]), (n, width), kind)
+        normed = numba.carray(pointer(a[30]), (n, width), kind)
+        qkv = numba.carray(pointer(a[31]), (n, (heads + 2 * kv_heads) * head_width), kind)
+        queries = numba.carray(pointer(a[32]), (n, heads, head_width), np.float32)
+        attended = numba.carray(pointer(a[33]), (n, heads, head_width), kind)
+        addend = numba.carray(pointer(a[34]), (n, width), kind)
+        both = numba.carray(pointer(a[35]), (n, 2 * inner), kind)
+        gated = numba.carray(pointer(a[36]), (n, inner), kind)
+        heads_of_row = qkv.reshape(n, heads + 2 * kv_heads, head_width)
+        every, group = np.arange(n), heads // kv_heads
+        row = next_item(counter_at(counter))
+        while row < n:
+            residual[row] = embeddings[ids[row]]
+            row = next_item(counter_at(counter))
+        for index in range(len(layers)):
+            own = layers[index]
+            norm_before = numba.carray(pointer(own[0]), (width,), kind)
+            norm_after = numba.carray(pointer(own[1]), (width,), kind)
+            q_norm = numba.carray(pointer(own[2]), (head_width if own[2] else 0,), kind)
+            k_norm = numba.carray(pointer(own[3]), (head_width if own[3] else 0,), kind)
+            qkv_bias = numba.carray(pointer(own[8]), (qkv.shape[1] if own[8] else 0,), kind)
+            o_bias = numba.carray(pointer(own[9]), (width if own[9] else 0,), kind)
+            both_bias = numba.carray(pointer(own[10]), (2 * inner if own[10] else 0,), kind)
+            down_bias = numba.carray(pointer(own[11]), (width if own[11] else 0,), kind)
+            counter = _wait(barrier, counter)
+            more = addend if index else addend[:0]
+            _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
+            counter = _wait(barrier, counter)
+            _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[4], qkv_bias, qkv)
+            counter = _wait(barrier, counter)
+            row, at = next_item(counter_at(counter)), 0
+            while row < n:
+                while row >= parts[at, 1]:
+                    at += 1
+                part = parts[at]
+                shape = (kv_heads, part[3], head_width)
+                past = index * kv_heads * part[3] * head_width * size
+                keys = numba.carray(pointer(part[4] + past), shape, kind)
+                values = numba.carray(pointer(part[5] + past), shape, kind)
+                _rotate_row(
+                    *(heads_of_row[row], cos[row], sin[row], q_norm, k_norm, eps, scale),
+                    *(keys, values, part[2] + row - part[0], queries[row]),
+                )
+                row = next_item(counter_at(counter))
+            counter = _wait(barrier, counter)
+            item = next_item(counter_at(counter))
+            while item < kv_heads * len(parts):
+                part = parts[item // kv_heads]
+                rows = part[1] - part[0]
+                shape = (kv_heads, part[3], head_width)
+                past = index * kv_heads * part[3] * head_width * size
+                _attend(
+                    item % kv_heads,
+                    group,
+                    queries[part[0] : part[1]],
+                    numba.carray(pointer(part[4] + past), shape, kind),
+                    numba.carray(pointer(part[5] + past), shape, kind),
+                    numba.carray(pointer(part[10] + 8 * rows * own[12]), (rows,), np.int64),
+                    numba.carray(pointer(part[6]), (rows,), np.int64),
+                    numba.carray(pointer(part[7]), (rows,), np.int64),
+                    numba.carray(pointer(part[8]), (rows, part[9]), np.int64),
+                    attended[part[0] : part[1]],
+                )
+                item = next_item(counter_at(counter))
+            counter = _wait(barrier, counter)
+            _multiply_rows(
+                counter_at(counter),
+                heads * head_width,
+                attended.ctypes.data,
+                own[5],
+                o_bias,
+                addend,
+            )
+            counter = _wait(barrier, counter)
+            _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
+            counter = _wait(barrier, counter)
+            _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[6], both_bias, both)
+            counter = _wait(barrier, counter)
+            _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
+            counter = _wait(barrier, counter)
+            _multiply_rows(counter_at(counter), inner, gated.ctypes.data, own[7], down_bias, addend)
+        counter = _wait(barrier, counter)
+        _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
+        counter = _wait(barrier, counter)
+        _multiply_rows(counter_at(counter), width, normed.ctypes.data, head, head_bias, logits)
+
+    made = [Kernel(function) for function in (norm, rotate, attend, gate)]
+    if can_multiply(kind == np.uint16):
+        made += [Kernel(multiply), Kernel(decode)]
+    return Kernels(*made)

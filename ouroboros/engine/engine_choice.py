@@ -17,7 +17,7 @@ from ouroboros.engine.eager import Eager
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 
-EngineName = Literal["auto", "eager", "static", "tuned"]
+EngineName = Literal["auto", "eager", "fused", "static", "tuned"]
 TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def select_engine(
     if name == "static":
         return Static(model, info, cache), ""
     eager = Eager(model, info, cache)
-    if count > 1 or name == "eager" or info.device.type != "cuda":
+    if count > 1 or name in ("eager", "fused") or info.device.type != "cuda":
         where = f"engine={name} on a {info.device.type} device"
         return eager, where if count == 1 else f"the model is on {count} devices"
     reasons: list[str] = []

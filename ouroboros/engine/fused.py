@@ -1,8 +1,9 @@
-"""Call Llama-like decoders on a CPU without transformers' modules: faster, bitwise reproducible.
-A call alternates matrix products with packed weights and a few kernels
-(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. With both, a
-row's result does not depend on the other rows. So such calls are exact by default, and take no
-longer than calls of the modules.
+"""Llama-like decoders on a CPU without transformers' modules: faster, and exact to the bit.
+
+A call alternates packed products with a few kernels (`ouroboros.engine.cpu_kernels`), so almost all
+of its time is reading weights. Both give a row the same bits in any call: such a model's calls
+are exact by default, for what a call of its modules costs or less. Where our own kernel multiplies
+packed weights, a call of up to 64 rows is one kernel, without Python between its steps.
 
 The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
 with those of the modules, and returns None for any other model. Small weights are read in place,
@@ -22,13 +23,14 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
-from ouroboros.engine.cpu_kernels import FEW, PIECE, kernels
+from ouroboros.engine.cpu_kernels import BARRIER, FEW, PIECE, POOL, kernels
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
-from ouroboros.engine.prepack import PackedWeights, can_be_packed, prepack_linears
+from ouroboros.engine.prepack import MOST, PackedWeights, can_be_packed, prepack_linears
+from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
@@ -82,6 +84,17 @@ class Fused(Eager):
         self.eps = _bits(base.norm.variance_epsilon)
         self.sliding = [is_sliding(at, info) for at in range(len(self.layers))]
         self.cos = self.sin = torch.empty(0)
+        self.few: FewRows | None = None
+        first, shape = self.layers[0], info.layers[0]
+        self.width, self.inner = self.norm.weight.numel(), first.gate_proj.out_features
+        attended = first.q_proj.out_features
+        self.heads = attended // shape.key_width
+        qkv = attended + 2 * shape.kv_heads * shape.key_width
+        widths = (self.width, self.width, qkv, attended, attended, self.width)
+        self.buffers = [  # of one kernel for all layers
+            torch.empty(MOST, width, dtype=torch.float32 if index == 3 else info.dtype)
+            for index, width in enumerate((*widths, 2 * self.inner, self.inner))
+        ]
         parts = [module._modules for module in model.modules() if module._modules]
         self.children = [(now, dict(now)) for now in parts]
 
@@ -116,7 +129,7 @@ class Fused(Eager):
         """Detect changed weights and modules; with `begins`, also sampled elements and hooks."""
         if begins:
             self.packed.check(closely=False)
-            self.hooked = _hooked(self.model)
+            self.hooked, self.few = _hooked(self.model), None
         self.fresh = not (self.stale or self.hooked)
         if self.demanded and not self.fresh:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
@@ -134,6 +147,11 @@ class Fused(Eager):
         parts: list[tuple[SlotCache, slice, Any]] = [(self.cache, slice(0, ids.shape[1]), mask)]
         if isinstance(cache, JointCache):
             parts = [(share.slots, share.fed, share.mask) for share in cache.shares]
+        if ids.shape[1] <= MOST:
+            if self.few is None or self.few.stale:
+                self.few = FewRows(self)
+            if self.few.table is not None:
+                return self.few.call(ids[0], self._angles(positions[0]), parts, keep)
         kernel, most = kernels(self.info.dtype), torch.get_num_threads()
         hidden = self.embed(ids)[0]
         n, width = hidden.shape
@@ -204,6 +222,103 @@ class Fused(Eager):
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 
+class FewRows:
+    """Calls all layers by one kernel, for up to `MOST` rows. `table` holds the addresses of the
+    layers' weights; it is None if the kernel cannot multiply them."""
+
+    def __init__(self, engine: Fused) -> None:
+        self.engine = engine
+        self.table: np.ndarray | None = None
+        used = [part for layer in engine.layers for part in layer if part is not None]
+        used += [engine.norm, engine.head]
+        named = [(part._parameters, name) for part in used for name in ("weight", "bias")]
+        self.sources = [
+            (held, name, weight, _mark(weight))
+            for held, name in named
+            if (weight := held.get(name)) is not None
+        ]
+        groups = [
+            [layer.qkv, (layer.o_proj,), layer.gate_up, (layer.down_proj,)]
+            for layer in engine.layers
+        ]
+        packed = [group[0].packed.address for row in groups for group in row]
+        if not all(packed) or not engine.head.packed.address or not POOL:
+            return
+        self.biases = [[_bias(*group) for group in row] for row in (*groups, [(engine.head,)])]
+        rows: list[list[int]] = []
+        for layer, own, biases in zip(engine.layers, groups, self.biases, strict=False):
+            norms = (layer.input_layernorm, layer.post_attention_layernorm)
+            rows.append(
+                [_address(part and part.weight) for part in (*norms, layer.q_norm, layer.k_norm)]
+                + [group[0].packed.address for group in own]
+                + [_address(bias) for bias in biases]
+                + [int(engine.sliding[len(rows)])]
+            )
+        self.table = np.array(rows, dtype=np.int64)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a parameter was replaced or written to."""
+        return any(
+            held.get(name) is not weight or _mark(weight) != mark
+            for held, name, weight, mark in self.sources
+        )
+
+    def call(
+        self,
+        ids: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        parts: Sequence[tuple[SlotCache, slice, Any]],
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the logits of the rows to keep (see `Eager.forward`). `parts` are the sequences'
+        slots, rows and reaches."""
+        engine, n, table = self.engine, len(ids), self.table
+        assert table is not None
+        shape, threads = engine.info.layers[0], torch.get_num_threads()
+        kept = np.arange(n - keep if keep else 0, n) if isinstance(keep, int) else keep.numpy()
+        sequences = np.array(
+            [
+                [
+                    *(fed.start, fed.stop, slots.length, slots.capacity),
+                    *(slots.slots[0].keys.data_ptr(), slots.slots[0].values.data_ptr()),
+                    *(*reach.addresses[:3], reach.tails.shape[1], reach.addresses[3]),
+                ]
+                for slots, fed, reach in parts
+            ]
+        )
+        logits = torch.empty(len(kept), engine.head.out_features, dtype=engine.info.dtype)
+        counters, ids = np.zeros(9 * len(table) + 3, dtype=np.int64), ids.contiguous()
+        kernel = kernels(engine.info.dtype).decode
+        assert kernel is not None
+        kernel(
+            *(threads, n, engine.width, engine.heads, shape.kv_heads),
+            *(shape.key_width, engine.inner, engine.eps, engine.scale, logits.element_size()),
+            *(_start(table), len(table), _start(sequences), len(sequences)),
+            *(BARRIER if threads > 1 else 0, _start(counters), ids.data_ptr()),
+            *(engine.embed.weight.data_ptr(), len(engine.embed.weight)),
+            *(angles[0].data_ptr(), angles[1].data_ptr(), _start(kept), len(kept)),
+            *(engine.norm.weight.data_ptr(), engine.head.packed.address),
+            *(_address(self.biases[-1][0]), engine.head.out_features, logits.data_ptr()),
+            *(buffer.data_ptr() for buffer in engine.buffers),
+            threads=threads,
+        )
+        return logits
+
+
+def _mark(weight: torch.Tensor) -> tuple[int, int]:
+    """Return values that change when a weight is moved or written to."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _start(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def _hooked(model: nn.Module) -> bool:
     """Return whether a module has hooks or a replaced `forward`."""
     return any(
@@ -217,17 +332,21 @@ def _hooked(model: nn.Module) -> bool:
     )
 
 
+def _bias(*layers: Any) -> torch.Tensor | None:
+    """Return the bias of a layer or of a joined group; None if there is none."""
+    biases = [layer._parameters["bias"] for layer in layers]
+    if all(own is None for own in biases):
+        return None
+    parts = [
+        layer.weight.new_zeros(layer.out_features) if own is None else own
+        for layer, own in zip(layers, biases, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
-    """Return the output of a packed layer or a joined group, without calling modules."""
-    biases, bias = [layer._parameters["bias"] for layer in layers], None
-    if any(own is not None for own in biases):
-        bias = torch.cat(
-            [
-                rows.new_zeros(layer.out_features) if own is None else own
-                for layer, own in zip(layers, biases, strict=True)
-            ]
-        )
-    return layers[0].packed.multiply(rows, bias)
+    """Return the product of a packed layer or of a joined group, [n, out], without its modules."""
+    return layers[0].packed.multiply(rows, _bias(*layers))
 
 
 def _bits(value: float) -> int:
@@ -240,17 +359,17 @@ def _layer(module: Any) -> DecoderLayer:
 
 
 def fuse(
-    model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool
+    model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool, timed: bool
 ) -> Fused | None:
-    """Pack a model's linear layers and return the engine for it. Return None if the model is not
-    built like Llama, if its calls turn out not to be exact, or (unless `demanded`) if packed
-    weights are slower here. Overwrites the first slots."""
+    """Pack a model's linear layers and return the engine for it; None if the model is not built
+    like Llama, if its calls turn out not to be exact, or, if `timed`, if packed products are
+    slower here. Overwrites the first slots."""
     if not _is_llama_like(model, info):
         return None
     try:
         layers = [_layer(layer) for layer in model.model.layers]  # type: ignore[union-attr]
         groups = [group for layer in layers for group in (layer.qkv, layer.gate_up)]
-        packed = prepack_linears(model, every=True, timed=not demanded, groups=groups)
+        packed = prepack_linears(model, every=True, timed=timed, groups=groups)
         if not packed.layers:
             return None
         engine = Fused(model, info, cache, packed)

@@ -61,11 +61,12 @@ class CachedModel(TreeModel):
 
     `engine`: "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
     model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`; "tuned" is "auto" with the kernels of
-    `ouroboros.engine.triton_products`. On a CPU, "auto" calls prepacked Llama-like models with
-    kernels (`ouroboros.engine.fused`). With `exact`, `engine` is ignored, and a model is refused
-    unless its calls are exact: a token's logits are bitwise identical in every call. A draft reads
-    at most the last `prefill_limit` tokens of a new prompt (None: all).
+    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`.
+    On a CPU, "auto" calls prepacked Llama-like models by kernels (`ouroboros.engine.fused`), unless
+    plain products are faster; "fused" does not time them. With
+    `exact`, `engine` is ignored, and a model is refused unless its calls are exact: a token's
+    logits have the same bits in every call. A draft reads at most the last `prefill_limit` tokens
+    of a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """
@@ -95,7 +96,7 @@ class CachedModel(TreeModel):
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
         self._info, self._demanded, self.engine_reason = info, exact, ""
-        self._fusible = exact or engine == "auto"
+        self._fusible, self._timed = exact or engine in ("auto", "fused"), engine == "auto"
         self.engine: Eager
         if exact:
             self.prepack()
@@ -156,7 +157,9 @@ class CachedModel(TreeModel):
         model, info, cache = self.model, self._info, self.cache
         self.empty()
         cache.set_length(0)
-        fused = fuse(model, info, cache, demanded=self._demanded) if self._fusible else None
+        timed = self._timed and not self._demanded
+        how: dict = {"demanded": self._demanded, "timed": timed}
+        fused = fuse(model, info, cache, **how) if self._fusible else None
         if fused is not None:
             self.engine, self.packed = fused, fused.packed
         elif self._demanded:

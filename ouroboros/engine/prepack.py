@@ -1,9 +1,10 @@
 """Prepacked weights: on a CPU, linear layers that process a few rows about as fast as one.
 
-Reading the weights limits the speed of a call with a few rows. With weights in oneDNN's layout,
-matrix products of 1 to 16 rows run at memory bandwidth, in float32 and bfloat16. torch's own matrix
-products may be several times slower, or faster, depending on processor, dtype and rows. So both are
-timed on the model's layers, and each row count uses the faster one.
+A call of a tree is bound by reading the weights. With weights in oneDNN's layout, products of 1 to
+8 rows read them at memory bandwidth, in float32 and bfloat16. torch's own products may take
+several times as long, or less, depending on processor, dtype and rows. So both are timed on the
+model's own layers, and each row count uses the faster one. Packed products of up to 64 rows are our
+own kernel's where it gives the bits of oneDNN's, which is tested for each shape, else oneDNN's.
 
 Models that this library loads or builds are packed; call `CachedModel.prepack` for others.
 Invariant: the model's weights are not changed or moved. A packed layer keeps a second copy and uses
@@ -15,12 +16,14 @@ Copies of a model are not packed.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import time
 import weakref
 from bisect import bisect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import TypeGuard
 
@@ -28,8 +31,14 @@ import psutil
 import torch
 from torch import nn
 
-ROWS = (1, 2, 4, 16)  # row counts timed; others use the result of the next smaller one
-HINT = 4  # row count that the layout is optimised for; fewer rows are not faster
+from ouroboros.engine.cpu_intrinsics import COLUMNS, can_multiply
+from ouroboros.engine.cpu_kernels import kernels
+
+ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
+HINT = 4  # rows that the layout is optimised for: no fewer are faster
+MOST = 64  # rows of our own kernel: oneDNN's is as fast for more
+SERIAL = 1 << 16  # multiplications below which one thread is as fast as several
+HUGE_PAGE, ADVICE = 2 << 20, (14, 25)  # MADV_HUGEPAGE, then MADV_COLLAPSE
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
 """Elements of the smallest weight to pack, by dtype; smaller ones gain nothing."""
 FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
@@ -45,32 +54,79 @@ log = logging.getLogger(__name__)
 class Packed:
     """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
 
-    `faster`: for each of `ROWS`, whether the packed weight is faster. `always`, for exact calls:
-    all row counts use the packed weight, and fewer than `HINT` rows are padded to `HINT`. That is
-    no slower, and a single row would round differently.
+    `faster`: for each of `ROWS`, whether the packed product is faster. `always` is for exact calls:
+    all row counts use the packed product, and oneDNN's of fewer than `HINT` rows is padded to as
+    many: no slower, and the library may sum a single row in another order. `copied` are the weights
+    that one packed product multiplies, by default this one. `address` is that of the layout if our
+    own kernel serves it, else 0.
     """
 
-    def __init__(self, weight: torch.Tensor | None = None, *, always: bool = False) -> None:
+    joined: JoinedProduct | None = None
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        *,
+        always: bool = False,
+        copied: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         self.of: tuple | None = None
-        self.always, self.faster = always, (always,) * len(ROWS)
+        self.always, self.faster, self.address = always, (always,) * len(ROWS), 0
         if weight is not None:
             self.source = weight.detach()  # keeps the memory from being reused
             self.of = _state(weight)
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, HINT)
+            if copied := [own.detach() for own in ([weight] if copied is None else copied)]:
+                self._copy(copied[0] if len(copied) == 1 else torch.cat(copied))
 
-    joined: JoinedProduct | None = None
+    def _copy(self, weight: torch.Tensor) -> None:
+        self.weight, self.shape = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, HINT),
+            weight.shape,
+        )
+        size, expected = torch.ops.mkldnn._nbytes(self.weight), weight.nbytes
+        expected = expected // len(weight) * -(-len(weight) // COLUMNS) * COLUMNS
+        use_huge_pages(address := torch.ops.mkldnn.data_ptr(self.weight), size)
+        half = weight.dtype == torch.bfloat16
+        if size == expected and can_multiply(half) and not (half and weight.shape[1] % 2):
+            self.address = address
 
     def __reduce__(self) -> tuple:  # copies of a model are not packed
         return Packed, ()
 
+    def checked(self) -> Packed:
+        """Use oneDNN's product alone if our own kernel's differs."""
+        if self.address and not _gives_the_same_bits(self.shape, self.source.dtype):
+            self.address = 0
+        return self
+
     def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply rows [..., in] by the packed weight; return [..., out]."""
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        if self.always and (rows := input.numel() // input.shape[-1]) < HINT:
+        """Return the packed product of rows, [..., out]."""
+        rows = input.numel() // input.shape[-1]
+        if self.address and rows <= MOST:
+            return self.multiply_by_kernel(input, bias)
+        if self.always and rows < HINT:
             padded = nn.functional.pad(input.reshape(rows, -1), (0, 0, 0, HINT - rows))
-            out = multiply(padded, self.weight, bias, "none", [], "")
-            return out[:rows].view(*input.shape[:-1], -1)
-        return multiply(input, self.weight, bias, "none", [], "")
+            return self.multiply_by_onednn(padded, bias)[:rows].view(*input.shape[:-1], -1)
+        return self.multiply_by_onednn(input, bias)
+
+    def multiply_by_onednn(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return oneDNN's product."""
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        return linear(input, self.weight, bias, "none", [], "")
+
+    def multiply_by_kernel(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return our own kernel's product."""
+        (columns, width), input = self.shape, input.contiguous()
+        rows, kernel = input.numel() // width, kernels(input.dtype).multiply
+        bias = None if bias is None else bias.to(input.dtype).contiguous()
+        out, items = input.new_empty(*input.shape[:-1], columns), -(-columns // COLUMNS)
+        assert kernel is not None
+        kernel(
+            *(items, rows, width, columns, input.data_ptr(), self.address),
+            *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+            threads=torch.get_num_threads() if rows * width * columns > SERIAL else 1,
+        )
+        return out
 
 
 class JoinedProduct:
@@ -122,9 +178,14 @@ class PackedWeights:
     for each of `rows` the `plain_ms` and `packed_ms` of the layers timed; and the row counts for
     which packed weights are `used`."""
 
-    def __init__(self, layers: Sequence[PackedLinear] = (), facts: dict | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[PackedLinear] = (),
+        facts: dict | None = None,
+        groups: Sequence[tuple] = (),
+    ) -> None:
         self.layers = list(layers)
-        self.facts, self.groups = facts or {}, list[tuple]()
+        self.facts, self.groups = facts or {}, list(groups)
         views = [_every_row_and_column(layer.packed.source) for layer in layers]
         self.views = [view[:: max(1, len(view) // SAMPLES)] for view in views], views
         self.seen = [torch.cat(each) for each in self.views if each]
@@ -136,21 +197,6 @@ class PackedWeights:
     def stale(self) -> bool:
         """Whether a weight has changed since it was packed, or no layer is packed."""
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
-
-    def join(self, groups: Sequence[tuple]) -> None:
-        """Replace the packed weights of each group of layers with the same input by one packed
-        weight, which the first layer keeps."""
-        self.groups, shapes = list(groups), set()
-        for group in groups:
-            weight = torch.cat([layer.weight.detach() for layer in group])
-            joined = JoinedProduct(group)
-            for layer in group:
-                layer.packed.joined = joined
-                del layer.packed.weight
-            group[0].packed.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
-            shapes.add((weight.shape, weight.dtype))
-        for each in shapes:
-            _check_rows(*each)
 
     def give_up(self) -> None:
         """Use the plain weights from now on."""
@@ -195,18 +241,17 @@ def prepack_linears(
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
         return PackedWeights()
-    for layer in layers:
-        layer.__class__ = PackedLinear
-        layer.packed = Packed(layer.weight, always=every)  # type: ignore[assignment]
+    units = _pack(layers, groups, always=every)
     facts: dict[str, object] = {"layers": len(layers), "bytes": size, "used": ROWS}
     if every:
-        for each in {(layer.weight.shape, layer.weight.dtype) for layer in layers}:
+        for each in {(unit[0].packed.shape, unit[0].weight.dtype) for unit in units}:
             _check_rows(*each)
     if not every or (timed and size >= TIMED_BYTES):  # small models: the same choice at each load
-        plain, packed = _time_both(layers)
+        some = units[:: size // max(1, TIMED_BYTES) or 1]
+        plain, packed = _time_both(some)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
         if every:
-            spared = len(layers) * len(ROWS) * DISPATCH_MS
+            spared = sum(map(len, some)) * len(ROWS) * DISPATCH_MS
             faster = (sum(plain) + spared >= CLEARLY * sum(packed),) * len(ROWS)
         for layer in layers:
             layer.packed.faster = faster
@@ -216,28 +261,70 @@ def prepack_linears(
             for layer in layers:
                 layer.packed = Packed()
             return PackedWeights()
-    found = PackedWeights(layers, facts)
-    found.join(groups)
+    found = PackedWeights(layers, facts, groups)
     model.register_forward_pre_hook(found.before_call, with_kwargs=True)
     return found
 
 
-@torch.inference_mode()
-def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raise `ValueError` if a row's result with weights of this shape depends on the row count.
+def _pack(
+    layers: Sequence[PackedLinear], groups: Sequence[tuple], *, always: bool
+) -> list[tuple[PackedLinear, ...]]:
+    """Pack layers; return them, alone or in their groups. The first layer of a group keeps one
+    packed weight for all."""
+    grouped = {layer for group in groups for layer in group}
+    units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
+    for unit in units:
+        weights = [layer.weight for layer in unit]
+        for layer in unit:
+            layer.__class__ = PackedLinear
+            copied = weights if layer is unit[0] else ()
+            layer.packed = Packed(layer.weight, always=always, copied=copied).checked()
+        if len(unit) > 1:
+            joined = JoinedProduct(unit)
+            for layer in unit:
+                layer.packed.joined = joined
+    return units
 
-    The terms of the tested sums cancel, so that only rounding errors are left.
-    """
+
+def use_huge_pages(address: int, size: int) -> None:
+    """Ask the system to hold memory in huge pages, which is read faster; it may refuse."""
+    start, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + size) // HUGE_PAGE * HUGE_PAGE
+    if start < end and hasattr(libc := ctypes.CDLL(None), "madvise"):
+        for advice in ADVICE:
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+
+
+def _probe(shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight and a row, [1, width], whose products cancel, so that their sums consist of
+    rounding errors only."""
     draw = torch.Generator().manual_seed(0)
-    half = shape[1] // 2
+    half, some = shape[1] // 2, min(shape[0], COLUMNS)
     shuffled = torch.randperm(2 * half, generator=draw)
-    weight, row = torch.zeros(shape, dtype=dtype), torch.zeros(1, shape[1])
-    signs = torch.randint(0, 2, (shape[0], half), generator=draw).mul_(2).sub_(1)
+    weight, row = torch.zeros(some, shape[1], dtype=dtype), torch.zeros(1, shape[1])
+    signs = torch.randint(0, 2, (some, half), generator=draw).mul_(2).sub_(1)
     values = torch.exp(30 * torch.rand(half, generator=draw)).to(dtype).float()
     for sign, place in ((1, shuffled[:half]), (-1, shuffled[half:])):
         weight[:, place] = (sign * signs).to(dtype)
         row[:, place] = values
-    packed, row = Packed(weight, always=True), row.to(dtype)
+    return weight.repeat(-(-shape[0] // some), 1)[: shape[0]], row.to(dtype)
+
+
+@cache
+def _gives_the_same_bits(shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Return whether our kernel multiplies weights of this shape as oneDNN does, to the bit."""
+    with torch.inference_mode():
+        weight, row = _probe(shape, dtype)
+        packed, rows, bias = Packed(weight), row.repeat(5, 1), weight[:, 0].contiguous()
+        return torch.equal(
+            packed.multiply_by_kernel(rows, bias), packed.multiply_by_onednn(rows, bias)
+        )
+
+
+@torch.inference_mode()
+def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
+    """Raise `ValueError` if a row's product with weights of this shape depends on the row count."""
+    weight, row = _probe(shape, dtype)
+    packed = Packed(weight, always=True).checked()
     alone = packed.multiply(row, None)
     for rows in COMPANY:
         if not torch.equal(packed.multiply(row.repeat(rows, 1), None), alone.expand(rows, -1)):
@@ -248,20 +335,22 @@ def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def _time_both(layers: list) -> list[list[float]]:
-    """Return the milliseconds of plain and of packed matmuls for each of `ROWS`, summed over some
-    of the layers. Takes the minimum of several rounds, because other load can only add time."""
-    some = layers[:: max(1, sum(layer.weight.nbytes for layer in layers) // TIMED_BYTES)]
+def _time_both(units: list) -> list[list[float]]:
+    """Return the milliseconds of plain and of packed products for each of `ROWS`, summed over units
+    of layers: the minimum of several rounds, since other load can only add time."""
     best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
     begin = time.perf_counter()
     for turn in range(ROUNDS):
         for (index, rows), packed in product(enumerate(ROWS), (False, True)):
-            inputs = [torch.ones(rows, own.in_features, dtype=own.weight.dtype) for own in some]
-            for layer in some:
-                layer.packed.faster = (packed,) * len(ROWS)
+            wide = [(unit, unit[0].in_features, unit[0].weight.dtype) for unit in units]
+            inputs = [(unit, torch.ones(rows, width, dtype=kind)) for unit, width, kind in wide]
+            for unit in units:
+                for layer in unit:
+                    layer.packed.faster = (packed,) * len(ROWS)
             started = time.perf_counter()
-            for layer, each in zip(some, inputs, strict=True):
-                layer(each)
+            for unit, each in inputs:
+                for layer in unit:
+                    layer(each)
             took = 1e3 * (time.perf_counter() - started)
             best[packed][index] = min(best[packed][index], round(took, 3))
         if turn and time.perf_counter() - begin > LIMIT_S:

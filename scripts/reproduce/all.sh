@@ -175,7 +175,13 @@ step_profile() {
 # The host's time per step. 2 minutes.
 host() { begin host && step host host.json "$PYTHON" scripts/reproduce/host_overhead.py; }
 
-# Decoders inside the lm-evaluation-harness: equal scores at different speeds. 3 minutes.
+# One call by number of rows: modules, kernels, llama.cpp and the floor of the bandwidth. 6 minutes.
+call_times() {
+  begin call_times
+  step call_times call_times.csv "$PYTHON" scripts/call_times.py --out $RESULTS/call_times
+}
+
+# Decoders inside the lm-evaluation-harness: equal scores, each at its speed. 3 minutes.
 lm_eval() {
   begin lm_eval
   step lm_eval ouroboros.json "$PYTHON" scripts/reproduce/lm_eval_task.py $RESULTS/lm_eval
@@ -183,7 +189,7 @@ lm_eval() {
 
 TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start acceptance
   agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks context_length
-  advice_check step_profile host lm_eval"
+  advice_check step_profile host call_times lm_eval"
 for TABLE in ${@:-$TABLES}; do
   [[ " $(echo $TABLES) " == *" $TABLE "* ]] || { echo "no table $TABLE: choose from" $TABLES >&2; exit 2; }
   $TABLE

@@ -233,6 +233,19 @@ def host(path: Path) -> Table:
     return pd.DataFrame(rows.values()), ["host time per step in ms, by context length"]
 
 
+def call_times(path: Path) -> Table:
+    """Return ms per call, models and engines down, rows across."""
+    times = pd.read_csv(path / "call_times.csv").set_index(["model", "dtype", "engine"])
+    rows = []
+    for name, part in times.groupby(level=[0, 1, 2], sort=False):
+        ms = part.set_index("rows")["ms"]
+        cells = {
+            f"{count} row{'s' * (count > 1)}": cell(ms[count], 1) for count in (1, 4, 8, 16, 64)
+        }
+        rows.append({"call": ", ".join(name)} | cells)
+    return pd.DataFrame(rows), ["ms per call", "256 cached tokens"]
+
+
 def lm_eval(path: Path) -> Table:
     """Return score and speed of each decoder, from lm-evaluation-harness' results files."""
     rows = []
@@ -270,10 +283,11 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "advice": (advice, "check.json"),
     "tuning": (tuning, "tuning.json"),
     "host": (host, "host.json"),
+    "call_times": (call_times, "call_times.csv"),
     "lm_eval": (lm_eval, "greedy.json"),
 }
-"""The function of each kind of table (a marker's first word), and the file that it reads."""
-ONE_FOLDER = ("headline", "agreement", "advice", "host", "lm_eval")
+"""By the first word of a marker: what makes the table, and the file that it reads."""
+ONE_FOLDER = ("headline", "agreement", "advice", "host", "call_times", "lm_eval")
 
 
 def read(path: Path, name: str = "summary.json"):

@@ -70,6 +70,29 @@ def test_kernels_give_the_logits_of_the_modules(name, dtype):
         assert logit_error(found.double(), expected.double()) < tolerance(dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_one_kernel_for_all_layers_gives_the_bits_of_the_steps(name, dtype, monkeypatch):
+    wide = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 32}
+    ours, _ = both(name, dtype, **wide)
+    if not ours.engine.layers[0].o_proj.packed.address:
+        pytest.skip("our kernel does not multiply on this processor")
+    draw, calls = random.Random(name), []
+    for length, nodes in ((1, 1), (3, 7), (20, 12)):
+        text = prompt_of(length, length)
+        parents = (-1, *(draw.randrange(node) for node in range(1, nodes)))
+        tree = TokenTree((text[-1], *(draw.randrange(VOCAB) for _ in parents[1:])), parents)
+        calls.append((text, tree.with_logits_at(range(nodes // 2, nodes))))
+    found = [ours.score(ours.new_sequence(), *call).clone() for call in calls]
+    assert ours.engine.few.table is not None
+    found += [part.clone() for part in jointly(ours, calls)]
+    monkeypatch.setattr(fused, "MOST", 0)
+    ours.empty()
+    stepwise = [ours.score(ours.new_sequence(), *call).clone() for call in calls]
+    for one, other in zip(found, stepwise * 2, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", LIKE_LLAMA)
 def test_tokens_are_those_of_the_modules_in_float32(name):
     ours, modules = both(name)

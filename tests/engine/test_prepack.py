@@ -14,7 +14,7 @@ from torch import nn
 from ouroboros.decode import decode
 from ouroboros.engine import prepack
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.prepack import ROWS, PackedLinear, prepack_linears
+from ouroboros.engine.prepack import ROWS, Packed, PackedLinear, prepack_linears
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
@@ -66,7 +66,7 @@ def test_each_row_count_goes_the_faster_way(monkeypatch, dtype):
     plain = copy.deepcopy(own)
     assert prepack_linears(own).facts["used"] == [2, 4]
     prepack_linears(other)
-    own.packed.weight = other.packed.weight
+    own.packed.weight, own.packed.address = other.packed.weight, other.packed.address
     with torch.inference_mode():
         for rows in (1, 2, 3, 4, 15, 16, 40):
             x = torch.randn(rows, 48).to(dtype)
@@ -103,6 +103,24 @@ def test_a_row_has_the_same_bits_in_any_company(dtype, width):
             for start in (0, 64 - rows):
                 part = own(x[:, start : start + rows])
                 assert torch.equal(part, every[:, start : start + rows]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "columns"), [(64, 80), (320, 13), (1024, 192), (1600, 64)])
+def test_our_kernel_gives_the_bits_of_onednn(width, columns, dtype):
+    """So large calls can use oneDNN, and small ones the kernel."""
+    torch.manual_seed(0)
+    layer = nn.Linear(width, columns, dtype=dtype)
+    packed = Packed(layer.weight, always=True).checked()
+    if not packed.address:
+        pytest.skip("not on this processor")
+    with torch.inference_mode():
+        x = torch.randn(2, 40, width).to(dtype)
+        for bias in (None, layer.bias):
+            expected = packed.multiply_by_onednn(x, bias)
+            for rows in (1, 2, 5, 8, 40):
+                part = packed.multiply(x[:, :rows], bias)
+                assert torch.equal(part, expected[:, :rows]), rows
 
 
 @torch.no_grad()

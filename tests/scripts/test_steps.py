@@ -117,7 +117,7 @@ def test_a_table_that_is_not_known_is_refused():
 def test_every_scripts_commands_are_accepted(script):
     found = commands(*script)
     named = getattr(script[-1], "stem", script[-1])
-    assert found or named in ("host", "lm_eval", "preflight", "real_text")
+    assert found or named in ("call_times", "host", "lm_eval", "preflight", "real_text")
     for words in found:
         assert words[0] in COMMANDS, words
         if words[0] in CONFIGS:

@@ -141,6 +141,14 @@ class ResultsFolder:
             raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
         return found
 
+    def engines(self) -> dict[str, str]:
+        """Return the engine of each model of this folder's run on a CPU: timing chose it, so a
+        resumed run must not choose again. Empty for a new run."""
+        model = self.load_run().get("model", {}) if (self.path / RUN).exists() else {}
+        if model.get("device") != "cpu":
+            return {}
+        return {role: made["engine"] for role, made in model.get("engines", {}).items()}
+
     def pool_path(self, decoder: str) -> Path:
         """Return the file of a decoder's phrase pool."""
         return self.path / f"pool-{decoder}.json"

@@ -103,18 +103,25 @@ class Pair:
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
-def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
-    """Load the models. Raises `ValueError` if they cannot be loaded or used as a pair."""
+def load_pair(
+    spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
+) -> Pair:
+    """Load the models. `engines`, by role, replace engine=auto, as a resumed run chose before.
+
+    Raises a one-line `ValueError` if the models cannot be loaded or paired.
+    """
     for role in ("target", "draft")[: 1 + with_draft]:
         spec.path(role)
-    pair = Pair(load_model(spec, "target"), load_model(spec, "draft") if with_draft else None)
+    roles = ("target", "draft")[: 1 + with_draft]
+    pair = Pair(*(load_model(spec, role, (engines or {}).get(role)) for role in roles))
     if pair.draft is not None:
         vocab.check_pair(pair.target, pair.draft)
     return pair
 
 
-def load_model(spec: PairSpec, role: str) -> CachedModel:
-    """Load the "target" or the "draft". Raises `ValueError` if that fails."""
+def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedModel:
+    """Load the "target" or the "draft"; `engine` replaces engine=auto if it is one of a CPU.
+    Raises `ValueError` if that fails."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value
@@ -126,7 +133,8 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
     if place.type == "cuda" and (place.index or 0) >= gpus:
         raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
     dtype, exact = dtype_of(spec), spec.exact and role == "target"
-    how: dict = {"engine": spec.engine, "exact": exact, "max_len": spec.max_len}
+    chosen = engine if spec.engine == "auto" and engine in ("eager", "fused") else spec.engine
+    how: dict = {"engine": chosen, "exact": exact, "max_len": spec.max_len}
     if spec.standin:
         quantization = options.pop("quantization_config", None)
         core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)

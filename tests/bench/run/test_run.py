@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
@@ -12,6 +13,7 @@ from ouroboros.bench.run.folder import SAMPLES
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.engine import prepack
 
 
 @pytest.fixture
@@ -60,3 +62,24 @@ def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path)
     assert list(bench.decoders) == ["greedy", "speculative"] and bench.total == 4
     with pytest.raises(ValueError, match=r"max_new \(6, now 9\)"):
         rebuild(folder, {**paths, "max_new": 9})
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="no oneDNN for this processor",
+)
+@pytest.mark.parametrize("engine", ["fused", "eager"])
+def test_a_resumed_run_calls_the_models_as_it_began(config, monkeypatch, engine):
+    """Whatever the timing at load says now."""
+    times = [9.0] * len(prepack.ROWS), [1.0] * len(prepack.ROWS)
+    monkeypatch.setattr(prepack, "TIMED_BYTES", 0)
+    monkeypatch.setattr(prepack, "DISPATCH_MS", 0)
+    for turn in (1, -1):
+        now = times[:: turn if engine == "fused" else -turn]
+        monkeypatch.setattr(prepack, "_time_both", lambda units, now=now: now)
+        result = run(config)
+        assert result.finished
+        folder, record = result.folder, result.folder.load_run()
+        assert {made["engine"] for made in record["model"]["engines"].values()} == {engine}
+        folder.save_run(record, status="interrupted")
+        (folder.path / SAMPLES).write_text("")
