@@ -1,9 +1,10 @@
-"""Llama-like decoders on a CPU without transformers' modules: faster, and exact to the bit.
+"""Call Llama-like decoders on a CPU without transformers' modules: faster, bitwise reproducible.
 
-A call alternates packed products with a few kernels (`ouroboros.engine.cpu_kernels`), so almost all
-of its time is reading weights. Both give a row the same bits in any call: such a model's calls
-are exact by default, for what a call of its modules costs or less. Where our own kernel multiplies
-packed weights, a call of up to 64 rows is one kernel, without Python between its steps.
+A call alternates matrix products with packed weights and a few kernels
+(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. With both, a
+row's result does not depend on the other rows. So such calls are exact by default, and take no
+longer than calls of the modules. Where our own kernel multiplies packed weights, a call of up to 64
+rows is one kernel, without Python between its steps.
 
 The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
 with those of the modules, and returns None for any other model. Small weights are read in place,
@@ -30,7 +31,6 @@ from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import MOST, PackedWeights, can_be_packed, prepack_linears
-from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
@@ -345,7 +345,7 @@ def _bias(*layers: Any) -> torch.Tensor | None:
 
 
 def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
-    """Return the product of a packed layer or of a joined group, [n, out], without its modules."""
+    """Return the output of a packed layer or a joined group, without calling modules."""
     return layers[0].packed.multiply(rows, _bias(*layers))
 
 
@@ -361,8 +361,8 @@ def _layer(module: Any) -> DecoderLayer:
 def fuse(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool, timed: bool
 ) -> Fused | None:
-    """Pack a model's linear layers and return the engine for it; None if the model is not built
-    like Llama, if its calls turn out not to be exact, or, if `timed`, if packed products are
+    """Pack a model's linear layers and return the engine for it. Return None if the model is not
+    built like Llama, if its calls turn out not to be exact, or (if `timed`) if packed weights are
     slower here. Overwrites the first slots."""
     if not _is_llama_like(model, info):
         return None

@@ -61,12 +61,12 @@ class CachedModel(TreeModel):
 
     `engine`: "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
     model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`.
-    On a CPU, "auto" calls prepacked Llama-like models by kernels (`ouroboros.engine.fused`), unless
-    plain products are faster; "fused" does not time them. With
+    reason in `engine_reason`; "tuned" is "auto" with the kernels of
+    `ouroboros.engine.triton_products`. On a CPU, "auto" calls prepacked Llama-like models with
+    kernels (`ouroboros.engine.fused`) if they are faster, "fused" without timing them. With
     `exact`, `engine` is ignored, and a model is refused unless its calls are exact: a token's
-    logits have the same bits in every call. A draft reads at most the last `prefill_limit` tokens
-    of a new prompt (None: all).
+    logits are bitwise identical in every call. A draft reads at most the last `prefill_limit`
+    tokens of a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """

@@ -1,10 +1,10 @@
 """Prepacked weights: on a CPU, linear layers that process a few rows about as fast as one.
 
-A call of a tree is bound by reading the weights. With weights in oneDNN's layout, products of 1 to
-8 rows read them at memory bandwidth, in float32 and bfloat16. torch's own products may take
-several times as long, or less, depending on processor, dtype and rows. So both are timed on the
-model's own layers, and each row count uses the faster one. Packed products of up to 64 rows are our
-own kernel's where it gives the bits of oneDNN's, which is tested for each shape, else oneDNN's.
+Reading the weights limits the speed of a call with a few rows. With weights in oneDNN's layout,
+matrix products of 1 to 8 rows run at memory bandwidth, in float32 and bfloat16. torch's own matrix
+products may be several times slower, or faster, depending on processor, dtype and rows. So both are
+timed on the model's layers, and each row count uses the faster one. Up to 64 rows are multiplied by
+our own kernel where its results are bitwise those of oneDNN, which is tested for each shape.
 
 Models that this library loads or builds are packed; call `CachedModel.prepack` for others.
 Invariant: the model's weights are not changed or moved. A packed layer keeps a second copy and uses

@@ -181,7 +181,7 @@ call_times() {
   step call_times call_times.csv "$PYTHON" scripts/call_times.py --out $RESULTS/call_times
 }
 
-# Decoders inside the lm-evaluation-harness: equal scores, each at its speed. 3 minutes.
+# Decoders inside the lm-evaluation-harness: equal scores at different speeds. 3 minutes.
 lm_eval() {
   begin lm_eval
   step lm_eval ouroboros.json "$PYTHON" scripts/reproduce/lm_eval_task.py $RESULTS/lm_eval
