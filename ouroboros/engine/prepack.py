@@ -247,7 +247,7 @@ def prepack_linears(
         for each in {(unit[0].packed.shape, unit[0].weight.dtype) for unit in units}:
             _check_rows(*each)
     if not every or (timed and size >= TIMED_BYTES):  # small models: the same choice at each load
-        some = units[:: size // max(1, TIMED_BYTES) or 1]
+        some = units[:: size // max(1, TIMED_BYTES) | 1]  # odd: layers have units of many shapes
         plain, packed = _time_both(some)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
         if every:
@@ -320,6 +320,7 @@ def _gives_the_same_bits(shape: torch.Size, dtype: torch.dtype) -> bool:
         )
 
 
+@cache
 @torch.inference_mode()
 def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
     """Raise `ValueError` if a row's product with weights of this shape depends on the row count."""
