@@ -95,11 +95,10 @@ def run(
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
         folder = stack.enter_context(claimed_folder(place, facts, ranks, choice))
         recorded = None if config.overwrite else folder.load_costs()
-        spec, engines = on_own_device(config.model, ranks), {}
-        if not config.overwrite:
-            engines = folder.engines()
-        how: dict = {"with_draft": config.needs_draft, "engines": engines}
-        pair = all_succeed(ranks, lambda: load_pair(spec, **how))
+        spec = on_own_device(config.model, ranks)
+        engines = {} if config.overwrite else folder.engines()
+        load = partial(load_pair, spec, with_draft=config.needs_draft, engines=engines)
+        pair = all_succeed(ranks, load)
         costs = recorded or measure_costs(pair) or costs
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=costs, ranks=shared)
@@ -220,8 +219,7 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     config = config.replaced(overrides or {})
     check_files(config.files(), run.get("contents", {}))
     task, examples = config.task.load()
-    how: dict = {"with_draft": config.needs_draft, "engines": folder.engines()}
-    pair = load_pair(config.model, **how)
+    pair = load_pair(config.model, with_draft=config.needs_draft, engines=folder.engines())
     costs = folder.load_costs() or load_costs(config.costs)
     bench = build(config, task, examples, pair, costs=costs)
     for what, old, new in (
