@@ -89,6 +89,7 @@ def replay(options: dict) -> tuple[int, dict]:
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
+        document["costs"] = costs.title
         print(f"\npredicted with {costs.title}, for batches")
         print_table(batch.drop(columns="failed"))
         for name, size in slower.items():

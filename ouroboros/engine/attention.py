@@ -71,6 +71,8 @@ def kernel_attention(
     """Compute `packed_attention` with the Triton kernel if it supports the call."""
     special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
     if special or attention_mask is None or not fits(query, key, value, attention_mask):
+        if attention_mask is not None and attention_mask.dtype == torch.int32:
+            raise ValueError("the attention kernel does not support its layers")
         return packed_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )

@@ -10,9 +10,11 @@ Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
+from weakref import WeakValueDictionary
 
 import torch
 from transformers import Cache
@@ -112,6 +114,26 @@ class AimedLayer:
         return 0
 
 
+Pools = dict[LayerShape, tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of all layers of a shape, each [layers, kv_heads, slots, width]."""
+
+
+def allocate(shapes: Mapping[LayerShape, Sequence[int]], slots: int) -> Pools:
+    """Return pools for layers of these shapes.
+
+    They are zeroed, since NaNs of unused memory would pass through a mask, and never inference
+    tensors, for which layers would be compiled again.
+    """
+    pools = {}
+    for shape, members in shapes.items():
+        size, kind = (len(members), shape.kv_heads, slots), {"dtype": shape.dtype}
+        with torch.inference_mode(False):
+            keys = torch.zeros(*size, shape.key_width, device=shape.device, **kind)
+            values = torch.zeros(*size, shape.value_width, device=shape.device, **kind)
+        pools[shape] = keys, values
+    return pools
+
+
 class SlotCache(Cache):
     """The KV cache of all layers, with one slot per token.
 
@@ -123,7 +145,7 @@ class SlotCache(Cache):
         self.slots = [SlotLayer() for _ in shapes]
         super().__init__(layers=list(self.slots))
         self.groups = {s: [i for i, other in enumerate(shapes) if other == s] for s in shapes}
-        self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.pools: Pools = {}
         self.capacity = self.length = 0
         self._aim: tuple[torch.Tensor, torch.Tensor] | None = None
         self.reserve(capacity)
@@ -156,27 +178,21 @@ class SlotCache(Cache):
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
-        """Grow the capacity to at least `slots`, at least doubling it; keep the slots in use.
+        """Grow the capacity to at least `slots`, at least doubling it; keep the slots in use."""
+        if slots > self.capacity:
+            self.capacity = max(slots, 2 * self.capacity)
+            self.move_to(allocate(self.groups, self.capacity))
 
-        New slots are zeroed, because NaNs in unused memory would pass through a mask. They are
-        never inference tensors, which would make layers compile again.
-        """
-        if slots <= self.capacity:
-            return
-        capacity = max(slots, 2 * self.capacity)
+    def move_to(self, pools: Pools) -> None:
+        """Use other pools of `capacity` slots from now on; copy the slots in use to them."""
         for shape, members in self.groups.items():
-            size = len(members), shape.kv_heads, capacity
-            kind: dict = {"dtype": shape.dtype, "device": shape.device}
-            with torch.inference_mode(False):
-                keys = torch.zeros(*size, shape.key_width, **kind)
-                values = torch.zeros(*size, shape.value_width, **kind)
-            for new, old in zip((keys, values), self.pools.get(shape, ()), strict=False):
+            for new, old in zip(pools[shape], self.pools.get(shape, ()), strict=False):
                 new[:, :, : self.length] = old[:, :, : self.length]
-            self.pools[shape] = keys, values
+            keys, values = pools[shape]
             for row, index in enumerate(members):
                 self.slots[index].keys = keys[row : row + 1]
                 self.slots[index].values = values[row : row + 1]
-        self.capacity = capacity
+        self.pools = pools
 
     def clear(self) -> None:
         """Zero every slot, before timing: reading memory that was never written can be faster."""
@@ -201,3 +217,58 @@ class SlotCache(Cache):
                 keys[:, :, start:end] = keys.index_select(2, index)
                 values[:, :, start:end] = values.index_select(2, index)
         self.set_length(end)
+
+
+class Slab(SlotCache):
+    """The slots of one sequence in the pools of several: `capacity` slots from `first` on."""
+
+    def __init__(self, shapes: list[LayerShape], shared: SharedSlots, index: int) -> None:
+        self.shared, self.index = shared, index
+        super().__init__(shapes, 0)
+
+    @property
+    def first(self) -> int:
+        return self.index * self.capacity
+
+    def reserve(self, slots: int) -> None:
+        if slots > self.capacity:
+            self.shared.grow(0, slots)
+
+    def place(self) -> None:
+        """Move to this slab's part of the shared pools."""
+        self.capacity = self.shared.size
+        span = slice(self.first, self.first + self.capacity)
+        pools = self.shared.whole.pools.items()
+        self.move_to({shape: (k[:, :, span], v[:, :, span]) for shape, (k, v) in pools})
+
+
+class SharedSlots:
+    """Pools shared by several sequences, a slab of `size` slots for each, so that captured calls
+    find all of them at fixed addresses. A sequence that is dropped leaves its slab to the next
+    one. Slots after the last slab are never read: padding is written there."""
+
+    def __init__(self, shapes: list[LayerShape]) -> None:
+        self.whole, self.shapes = SlotCache(shapes, 1), shapes
+        self.count = self.size = 0
+        self.slabs: WeakValueDictionary[int, Slab] = WeakValueDictionary()
+
+    def slab(self, slots: int) -> Slab:
+        """Return a free slab of at least `slots` slots."""
+        index = next(index for index in count() if index not in self.slabs)
+        self.grow(index + 1, slots)
+        slab = self.slabs[index] = Slab(self.shapes, self, index)
+        slab.place()
+        return slab
+
+    def grow(self, slabs: int, slots: int) -> None:
+        """Grow to at least so many slabs of so many slots, at least doubling what is too small."""
+        wanted, now = (slabs, slots), (self.count, self.size)
+        if any(want > had for want, had in zip(wanted, now, strict=True)):
+            self.count, self.size = (
+                max(want, 2 * had) if want > had else had
+                for want, had in zip(wanted, now, strict=True)
+            )
+            self.whole.capacity = self.count * self.size + 1
+            self.whole.move_to(allocate(self.whole.groups, self.whole.capacity))
+            for slab in self.slabs.values():
+                slab.place()

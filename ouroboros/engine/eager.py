@@ -36,15 +36,28 @@ def read_alone(prompt: Sequence[int]) -> bool:
     return len(prompt) - 1 > PREFILL_ALONE
 
 
+def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
+    """Drop slots behind each layout's cached ones, and reserve those that it needs."""
+    for slots, layout in parts:
+        slots.set_length(layout.base + layout.held)
+        slots.reserve(layout.base + len(layout.missing) + len(layout.tree))
+
+
 class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
-    valid until the next call. `forwards` counts forward passes."""
+    valid until the next call. `forwards` counts forward passes; `captures_jointly` says whether
+    joint calls are captured."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
         self.info = info
         self.cache = cache
         self.forwards = 0
+        self.captures_jointly = False
+
+    def new_slots(self) -> SlotCache:
+        """Return cache slots for a sequence of joint calls."""
+        return SlotCache(self.info.layers)
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
@@ -68,8 +81,9 @@ class Eager:
         self.cache.reserve(slot + 1)
         return self.call(Layout(slot, [], ROOT), token)
 
-    def prepare(self, context: int) -> None:
-        """Warm up for calls on up to `context` slots; the cache must be empty."""
+    def prepare(self, context: int, rows: int = 1) -> None:
+        """Warm up for calls on up to `context` slots, and for joint calls of up to `rows` sequences
+        if that is above 1; the cache must be empty."""
         self.cache.reserve(context)
 
     def choosing(
@@ -100,9 +114,7 @@ class Eager:
         self.forwards += 1
         device, vocab = self.info.device, self.info.vocab_size
         layouts = [layout for _, layout in parts]
-        for slots, layout in parts:
-            slots.set_length(layout.base + layout.held)
-            slots.reserve(layout.base + len(layout.missing) + len(layout.tree))
+        make_room(parts)
         cache = JointCache(self.info, parts)
         ids = [token for layout in layouts for token in layout.known_ids(vocab)]
         positions = np.concatenate([layout.positions()[layout.held :] for layout in layouts])

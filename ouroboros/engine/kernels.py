@@ -4,7 +4,7 @@ Such a call has few query rows and many slots, so the slots are split: each prog
 packed query heads of one key head over one range of slots, and a second kernel combines the ranges
 by their log-sum-exps (as flash decoding, Dao et al. 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, in place;
-the tree is an additive mask.
+the tree is an additive mask, or a table for several sequences (`ouroboros.engine.tables`).
 
 Needs Triton, which is part of torch's CUDA builds. TRITON_INTERPRET=1 runs the same code on a CPU.
 """
@@ -25,14 +25,16 @@ SLOTS = 64  # slots that a program reads at a time; half as many for wide heads
 WIDE_BYTES = 256  # longer keys would exceed the shared memory of smaller GPUs
 MOST_ROWS = 64  # packed query rows per program
 MOST_PARTS = 64  # ranges that the slots are split into, at most
+HEAD = 6  # entries of a row of the table before its mask
+SEQUENCES = 64  # in a captured joint call, with a block for each beyond full ones
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fits(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Return whether `tree_attention` supports a call: it needs Triton, a GPU, one additive mask
-    for all heads, head widths that are powers of two, and contiguous rows."""
+    """Return whether `tree_attention` supports a call: it needs Triton, a GPU, one additive mask or
+    table for all heads, head widths that are powers of two, and contiguous rows."""
     width = query.shape[-1]
     return (
         triton is not None
@@ -41,11 +43,21 @@ def fits(
         and len(query) == 1
         and mask is not None
         and mask.shape[:2] == (1, 1)
-        and mask.is_floating_point()
+        and (mask.is_floating_point() or mask.dtype == torch.int32)
         and width == value.shape[-1]
         and width in (16, 32, 64, 128, 256)
         and all(part.stride(-1) == 1 for part in (query, key, value, mask))
     )
+
+
+def block_tokens(heads: int, kv_heads: int) -> int:
+    """Return how many tokens a block of a joint call has at most."""
+    return max(1, MOST_ROWS * kv_heads // heads)
+
+
+def most_blocks(tokens: int, most: int) -> int:
+    """Return how many blocks of up to `most` tokens a joint call of so many tokens has."""
+    return min(tokens, tokens // most + SEQUENCES + 1)
 
 
 def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
@@ -73,20 +85,25 @@ def tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attend with queries [1, heads, n, width] over keys and values [1, kv_heads, slots, width]
-    under an additive mask [1, 1, n, slots]; return [1, n, heads, width]."""
+    under an additive mask [1, 1, n, slots] or an int32 table [1, 1, n, entries]; return [1, n,
+    heads, width]."""
     _, heads, n, width = query.shape
     kv_heads, slots = key.shape[1:3]
+    jointly = mask.dtype == torch.int32
     wide = width * query.element_size() > WIDE_BYTES
     at_once = SLOTS // 2 if wide else SLOTS
     group = heads // kv_heads
     packed = group * n
-    rows = min(MOST_ROWS, max(16, triton.next_power_of_2(packed)))
-    blocks = triton.cdiv(packed, rows)
+    most = block_tokens(heads, kv_heads)
+    rows = max(16, triton.next_power_of_2(group * most if jointly else packed))
+    rows = rows if jointly else min(MOST_ROWS, rows)
+    blocks = most_blocks(n, most) if jointly else triton.cdiv(packed, rows)
+    busy = max(1, n // most) if jointly else blocks  # other blocks may have no tokens
     processors = 132
     if query.is_cuda:
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
     # enough parts to give every multiprocessor work
-    wanted = triton.next_power_of_2(triton.cdiv(2 * processors, kv_heads * blocks))
+    wanted = triton.next_power_of_2(triton.cdiv(2 * processors, kv_heads * busy))
     parts = max(1, min(wanted, MOST_PARTS, triton.cdiv(slots, 2 * SLOTS)))
     part = triton.cdiv(triton.cdiv(slots, parts), at_once) * at_once
     out = query.new_empty(1, n, heads, width)
@@ -105,6 +122,8 @@ def tree_attention(
             SLOTS=at_once,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             WHOLE=parts == 1,
+            JOINTLY=jointly,
+            HEAD=HEAD,
             num_warps=4,
             num_stages=1 if wide else 2,
         )
@@ -153,34 +172,62 @@ if triton is not None:
         SLOTS: tl.constexpr,
         PRECISION: tl.constexpr,
         WHOLE: tl.constexpr,
+        JOINTLY: tl.constexpr,
+        HEAD: tl.constexpr,
     ):
         """Attend over one range of slots with a block of one key head's packed rows (row = group
         member x n + node). If there is only one range (`WHOLE`), write the final result, [n, heads,
-        width]."""
+        width]. `JOINTLY`: the mask is a table, which says what slots and nodes a block has."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n
         member, node = row // n, row % n
+        begin, end, start, base = which * part, slots, node, node
+        if JOINTLY:
+            row = tl.arange(0, ROWS)
+            first = tl.load(mask + block * mask_row + 4)
+            count = tl.load(mask + block * mask_row + 5)
+            real = row < group * count
+            member, node = row // tl.maximum(count, 1), first + row % tl.maximum(count, 1)
+            row = member * n + node
+            own = mask + first * mask_row
+            slab, base = tl.load(own).to(tl.int64), tl.load(own + 2)
+            key, value = key + slab * key_slot, value + slab * value_slot
+            start = tl.load(mask + node * mask_row + 1, mask=real, other=base)
+            begin, end = tl.min(start, 0), base + tl.load(own + 3)
+            part = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), SLOTS) * SLOTS
+            begin = begin + which * part
+            end = tl.where(count > 0, end, 0)
         lane = tl.arange(0, WIDTH)
         at_query = (head * group + member)[:, None] * query_head + node[:, None] * query_row
         queries = tl.load(query + at_query + lane[None, :], mask=real[:, None], other=0.0)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         weighted = tl.zeros([ROWS, WIDTH], tl.float32)
-        end = tl.minimum(which * part + part, slots)
-        for first in range(which * part, end, SLOTS):
-            slot = first + tl.arange(0, SLOTS)
+        end = tl.minimum(begin + part, end)
+        for at in range(begin, end, SLOTS):
+            slot = at + tl.arange(0, SLOTS)
             inside = slot < end
             keys = tl.load(
                 key + head * key_head + slot[:, None] * key_slot + lane[None, :],
                 mask=inside[:, None],
                 other=0.0,
             )
-            bias = tl.load(
-                mask + node[:, None] * mask_row + slot[None, :],
-                mask=real[:, None] & inside[None, :],
-                other=0.0,
-            ).to(tl.float32)
+            if JOINTLY:
+                column = slot - base
+                word = tl.load(
+                    mask + node[:, None] * mask_row + HEAD + (column >> 5)[None, :],
+                    mask=real[:, None] & (inside & (column >= 0))[None, :],
+                    other=-1,
+                )
+                seen = ((word >> (column & 31)[None, :]) & 1) > 0
+                bias = tl.where(seen & (slot[None, :] >= start[:, None]), 0.0, -1e30)
+            else:
+                bias = tl.load(
+                    mask + node[:, None] * mask_row + slot[None, :],
+                    mask=real[:, None] & inside[None, :],
+                    other=0.0,
+                ).to(tl.float32)
             scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale + bias
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))

@@ -230,8 +230,8 @@ class CachedModel(TreeModel):
         """Return the result of `score` for several sequences, each (sequence, tokens, tree), from
         one call of the model. Long prompts are fed before, in separate calls.
 
-        Each sequence gets separate cache slots and keeps them. Calls are eager, without CUDA
-        graphs. Raises `ValueError` if the model cannot do this (see `why_not_together`).
+        Each sequence gets separate cache slots and keeps them. Raises `ValueError` if the model
+        cannot do this (see `why_not_together`).
         """
         if reason := self.why_not_together():
             raise ValueError(f"{type(self.model).__name__} scores one sequence at a time: {reason}")
@@ -242,7 +242,7 @@ class CachedModel(TreeModel):
                 if sequence is self.resident:
                     self.resident = CachedSequence()
                 sequence.clear()
-                sequence.slots = SlotCache(engine.info.layers)
+                sequence.slots = engine.new_slots()
             layout = self._layout(sequence, tokens, tree)
             if len(layout.missing) > PREFILL_ALONE:
                 known, missing = layout.base, layout.missing
@@ -264,6 +264,11 @@ class CachedModel(TreeModel):
         The first call tests it on trees of two sequences; the result is cached."""
         if self._together is None:
             self._together = why_not_jointly(self.engine)
+            if self._together and self.engine.captures_jointly:
+                reasons = [self.engine_reason, f"joint calls are not captured: {self._together}"]
+                self.engine_reason = "; ".join(filter(None, reasons))
+                self.engine.captures_jointly = False
+                self._together = why_not_jointly(self.engine)
             self.empty()
         return self._together or None
 
@@ -365,11 +370,14 @@ class CachedModel(TreeModel):
         return new
 
     @torch.inference_mode()
-    def prepare(self, context: int) -> None:
-        """Empty the cache and warm up for calls on up to `context` tokens: allocate and capture."""
+    def prepare(self, context: int, rows: int = 1) -> None:
+        """Empty the cache and warm up for calls on up to `context` tokens, of up to `rows`
+        sequences: allocate and capture."""
+        if rows > 1:
+            self.why_not_together()
         self.empty()
         self.cache.set_length(0)
-        self.engine.prepare(min(context, self.max_len))
+        self.engine.prepare(min(context, self.max_len), rows)
 
     def describe_engine(self) -> dict[str, object]:
         """Return the engine's description for run.json: engine, whether calls are captured and

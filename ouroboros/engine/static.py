@@ -4,7 +4,8 @@ A call is padded to one of a few numbers of nodes and reads one of a few numbers
 inputs (ids, positions, the tree, its first slot, the rows of the logits) are copied to a fixed
 buffer on the device at once, and the masks are built from it there. On a GPU each pair of sizes is
 captured once, with compiled decoder layers, and replayed afterwards; token selection is captured
-too. On a CPU the same calls run directly.
+too. On a CPU the same calls run directly. Joint calls, on a GPU with the attention kernel, are
+captured once for each number of nodes of all sequences, wherever their slots are.
 
 Invariants: no node attends to padding; padded nodes use slots after the tree's, which the next call
 overwrites. All captures use one side stream and contain no synchronisation.
@@ -23,10 +24,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import ModelInfo, SlotCache
+from ouroboros.engine.attention import KERNEL_NAME
+from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.eager import MOST_HELD, Eager
+from ouroboros.engine.eager import MOST_HELD, Eager, make_room
+from ouroboros.engine.kernels import block_tokens
 from ouroboros.engine.masks import Layout, spread
+from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -133,11 +137,17 @@ class Static(Eager):
         self.graphs = info.device.type == "cuda"
         own = self.graphs and compiled
         self.compiled = CompiledLayers(model, products=products) if own else None
+        config = model.config.get_text_config()
+        self.captures_jointly = self.graphs and config._attn_implementation == KERNEL_NAME
+        kv_heads = min(shape.kv_heads for shape in info.layers)
+        heads = getattr(config, "num_attention_heads", kv_heads)
+        self.block_tokens = block_tokens(heads, kv_heads)
+        self.shared = SharedSlots(info.layers)
         self._inputs: dict[int, torch.Tensor] = {}
-        self._calls: dict[tuple[int, int], CapturedGraph] = {}
+        self._calls: dict[Hashable, CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
         self._addresses: list[tuple] = []
-        self._capacity = 0
+        self._capacity = 0, 0
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
 
@@ -165,9 +175,13 @@ class Static(Eager):
                 addresses = weight_addresses(self.model)
         self._addresses = addresses
 
-    def prepare(self, context: int) -> None:
-        """Capture every shape of calls on up to `context` slots."""
+    def prepare(self, context: int, rows: int = 1) -> None:
+        """Capture every shape of calls on up to `context` slots, and of joint calls."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
+        if rows > 1 and self.captures_jointly:
+            self.shared.grow(rows, padded_slots(context + NODES[-1]))
+            for nodes in NODES:
+                self._call_jointly([], nodes)
         for nodes in NODES if self.graphs else ():
             slots = 0
             while slots < padded_slots(context + nodes):
@@ -213,6 +227,10 @@ class Static(Eager):
         device = self.info.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
+    def _layers(self):
+        """Return a context in which the model has its compiled layers, if any."""
+        return nullcontext() if self.compiled is None else self.compiled.swapped_in()
+
     def call(
         self,
         layout: Layout,
@@ -222,42 +240,96 @@ class Static(Eager):
     ) -> torch.Tensor:
         """See `Eager.call`; `shape` overrides the padded numbers of nodes and slots."""
         self.forwards += 1
-        device, ids = self.info.device, layout.known_ids(self.info.vocab_size)
+        ids = layout.known_ids(self.info.vocab_size)
         size = padded_nodes(len(ids))
         nodes, slots = shape or (size, padded_slots(layout.base + layout.held + size))
         self.cache.reserve(slots)
-        words = torch.from_numpy(pack(ids, layout, size=nodes))
+        words = pack(ids, layout, size=nodes)
+
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            return self._forward(inputs, nodes, slots)
+
+        return self._computed((nodes, slots), words, nodes, forward, token)[: len(layout.rows)]
+
+    def new_slots(self) -> SlotCache:
+        return (
+            self.shared.slab(self.cache.capacity) if self.captures_jointly else super().new_slots()
+        )
+
+    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
+        """See `Eager.call_jointly`; more than `NODES[-1]` tokens are fed by an eager call."""
+        layouts = [layout for _, layout in parts]
+        if any(not layout.base for layout in layouts):
+            self._follow_weights()
+        fed = sum(len(one.missing) + len(one.tree) - one.held for one in layouts)
+        logits = None
+        if self.captures_jointly and fed <= NODES[-1]:
+            make_room(parts)
+            logits = self._call_jointly(parts, padded_nodes(fed))
+        if logits is None:
+            return super().call_jointly(parts)
+        self.forwards += 1
+        counts = [len(layout.rows) for layout in layouts]
+        return list(logits[: sum(counts)].split(counts))
+
+    def _call_jointly(self, parts: Sequence[tuple[Any, Layout]], nodes: int) -> torch.Tensor | None:
+        """Return [nodes, vocab] logits of a joint call, padded; None if it is too ragged."""
+        whole = self.shared.whole
+        sizes = {"size": nodes, "most": self.block_tokens, "spare": whole.capacity - 1}
+        words = pack_jointly(parts, self.info, **sizes)
+
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            ids, rows, positions, slots, mask = unpack_jointly(inputs, self.info, nodes)
+            view = torch.arange(whole.capacity, device=inputs.device)
+            with self._layers(), whole.aimed(slots, view):
+                return self.forward(ids[None], positions[None], mask, rows, whole)
+
+        return None if words is None else self._computed(nodes, words, nodes, forward)
+
+    def _computed(
+        self,
+        key: Hashable,
+        words: np.ndarray,
+        nodes: int,
+        forward: Callable[[torch.Tensor], torch.Tensor],
+        token: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return [nodes, vocab] logits, `forward` of the inputs in `words`, captured as `key` on a
+        GPU. `token`, on the device, replaces the first word."""
+        device, inputs = self.info.device, torch.from_numpy(words)
         with self._on_device():
-            if nodes not in self._inputs:
-                self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
+            if len(words) not in self._inputs:
+                self._inputs[len(words)] = torch.zeros_like(inputs, device=device)
             if device.type == "cuda":  # pageable memory would be copied twice
-                words = words.pin_memory()
-            inputs = self._inputs[nodes].copy_(words, non_blocking=True)
+                inputs = inputs.pin_memory()
+            inputs = self._inputs[len(words)].copy_(inputs, non_blocking=True)
             if token is not None:
                 inputs[:1] = token
-            if self._capacity != self.cache.capacity:  # the cache has moved: graphs are stale
+            capacity = self.cache.capacity, self.shared.whole.capacity
+            if self._capacity != capacity:  # a cache has moved: graphs are stale
                 self._calls.clear()
                 self._memory = None
-                self._capacity = self.cache.capacity
+                self._capacity = capacity
             if not self.graphs:
-                logits = self._forward(inputs, nodes, slots)
-            else:
-                if (nodes, slots) not in self._calls:
-                    self._calls[nodes, slots] = self._capture_call(inputs, nodes, slots)
-                graph, _, logits = self._calls[nodes, slots]
-                graph.replay()
-        return logits[: len(layout.rows)]
+                return forward(inputs)
+            if key not in self._calls:
+                self._calls[key] = self._capture_call(forward, inputs, nodes)
+            graph, _, logits = self._calls[key]
+            graph.replay()
+        return logits
 
-    def _capture_call(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
-        """Capture a call of one shape. Uses the real inputs, because the warm-up writes the same
-        slots as the replay. The logits of all shapes share one buffer.
+    def _capture_call(
+        self, forward: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, nodes: int
+    ) -> CapturedGraph:
+        """Capture a call of one shape, on the real inputs, since the warm-up writes the same slots
+        as the replay. The logits of all shapes share one buffer.
 
         The first call of a single node is captured with tuned and with untuned layers; the faster
         kind is used from then on.
         """
 
         def call(_: torch.Tensor) -> torch.Tensor:
-            logits = self._forward(inputs, nodes, slots)
+            logits = forward(inputs)
             if self._logits is None or len(self._logits) < nodes:
                 self._logits = logits.new_zeros(max(nodes, NODES[-1]), logits.shape[-1])
                 self._choices.clear()
@@ -297,8 +369,7 @@ class Static(Eager):
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]
         masks = spread if self.compiled is None else self.compiled.masks
-        layers = nullcontext() if self.compiled is None else self.compiled.swapped_in()
-        with layers, self.cache.aimed(base + own, at):
+        with self._layers(), self.cache.aimed(base + own, at):
             mask = masks(inside, positions, own, base, at, self.info)
             return self.forward(ids[None], positions[own][None], mask, rows)
 

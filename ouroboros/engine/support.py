@@ -19,7 +19,7 @@ import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache, logit_error, tolerance
+from ouroboros.engine.cache import LayerShape, ModelInfo, logit_error, tolerance
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.masks import Layout, dense
@@ -119,19 +119,20 @@ def why_not_jointly(engine: Eager) -> str:
         return f"its attention ({attention}) is not one of this library's, which replace sdpa"
     chain, _ = trial_tree(min(LENGTH, info.max_len), info.vocab_size)
     half, forwards = max(1, len(chain) // 2), engine.forwards
-    slots, texts = [SlotCache(info.layers, 1) for _ in range(2)], [chain[:half], chain[:1]]
+    slots, texts = [engine.new_slots() for _ in range(2)], [chain[:half], chain[:1]]
     trees = [TokenTree.chain(text[-1], chain[half:-1]).graft([[1], [2]]) for text in texts]
     try:
         engine.call_jointly(
             [(own, Layout.chain(0, text)) for own, text in zip(slots, texts, strict=True)]
         )
         layouts = [Layout(len(t) - 1, [], tree) for t, tree in zip(texts, trees, strict=True)]
-        together = engine.call_jointly(list(zip(slots, layouts, strict=True)))
+        joint = engine.call_jointly(list(zip(slots, layouts, strict=True)))
+        together = [logits.to(torch.float64, copy=True) for logits in joint]
         single = []
         for text, tree in zip(texts, trees, strict=True):
             engine.cache.set_length(0)
-            single.append(engine.run(0, text[:-1], tree).double())
-        error = max(logit_error(a.double(), b) for a, b in zip(together, single, strict=True))
+            single.append(engine.run(0, text[:-1], tree).to(torch.float64, copy=True))
+        error = max(logit_error(a, b) for a, b in zip(together, single, strict=True))
     except Exception as failure:  # models raise all kinds
         return (str(failure).strip() or type(failure).__name__).splitlines()[0]
     finally:

@@ -145,6 +145,42 @@ def drafters(*paths: Path) -> Table:
     return pd.DataFrame(rows).fillna(""), notes[0]
 
 
+def batches(*paths: Path) -> Table:
+    """Return each decoder's speedup over greedy of the same batch size, batch sizes across, and
+    greedy's tokens/s; the best decoder first."""
+    sizes = sorted((read(path, "run.json")["config"]["batch_size"], path) for path in paths)
+    found = {size: read(path)["decoders"] for size, path in sizes}
+    speedups = {
+        name: gmean([one[name]["latency_speedup"]["value"] for one in found.values()])
+        for name in found[sizes[0][0]].keys() - {"greedy"}
+    }
+    rows = [
+        {"decoder": title(name)}
+        | {str(size): cell(one[name]["latency_speedup"]) for size, one in found.items()}
+        for name in sorted(speedups, key=speedups.__getitem__, reverse=True)
+    ]
+    plain = {str(size): cell(one["greedy"]["output_throughput"], 1) for size, one in found.items()}
+    rows.append({"decoder": "greedy, tokens/s"} | plain)
+    return pd.DataFrame(rows), [
+        "speedup over greedy of the same batch size [95 % CI], by batch size",
+        *setting(sizes[0][1]),
+    ]
+
+
+def predicted_batches(path: Path) -> Table:
+    """Return the speedup over greedy that a replay predicts, by batch size."""
+    rows: dict[int, dict] = {}
+    found = read(path, "replay.json")
+    for row in found["batches"]:
+        cells = rows.setdefault(row["batch"], {"batch size": str(row["batch"])})
+        cells[title(row["decoder"])] = cell(row["speedup"], 2, "x")
+    return pd.DataFrame(rows.values()), [
+        "predicted speedup over greedy of the same batch size",
+        found["title"],
+        f"costs of {found['costs']}",
+    ]
+
+
 def over_runs(ratios: Sequence[Interval]) -> Interval:
     """Return the geometric mean of ratios from several independent runs.
 
@@ -278,6 +314,8 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "headline": (headline, "summary.json"),
     "counts": (counts, "summary.json"),
     "drafters": (drafters, "summary.json"),
+    "batches": (batches, "summary.json"),
+    "predicted_batches": (predicted_batches, "replay.json"),
     "verdicts": (verdicts, "summary.json"),
     "agreement": (agreement, "agreement.json"),
     "advice": (advice, "check.json"),
@@ -286,8 +324,10 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "call_times": (call_times, "call_times.csv"),
     "lm_eval": (lm_eval, "greedy.json"),
 }
-"""By the first word of a marker: what makes the table, and the file that it reads."""
-ONE_FOLDER = ("headline", "agreement", "advice", "host", "call_times", "lm_eval")
+"""The function of each kind of table (a marker's first word), and the file that it reads."""
+ONE_FOLDER = (
+    *("headline", "predicted_batches", "agreement", "advice", "host", "call_times", "lm_eval"),
+)
 
 
 def read(path: Path, name: str = "summary.json"):

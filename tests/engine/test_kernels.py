@@ -9,12 +9,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ouroboros.engine import kernels, triton_products
+from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
+from ouroboros.engine.masks import Layout, dense
+from ouroboros.engine.tables import pack_jointly, unpack_jointly
+from ouroboros.tree import TokenTree
 
 ON_GPU = torch.cuda.is_available()
 RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
@@ -61,6 +66,62 @@ def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype)
     ).transpose(1, 2)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+JOINT = [  # cached tokens, missing tokens, parents of a tree, and how many of its nodes are cached
+    (0, 3, (-1,), 0),
+    (140, 0, (-1, 0, 0, 1, 1, 2, 3), 2),
+    (70, 0, (-1, *range(40)), 0),
+    (31, 2, (-1, 0, 0), 0),
+    (5, 0, (-1,), 0),
+]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
+@pytest.mark.parametrize("window", [None, 6, 50])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (2, 2), (70, 1)])
+def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(heads, kv_heads, window, dtype):
+    """Each token by the table, among other sequences', against torch's with the sequence's mask."""
+    draw, width, device = torch.Generator().manual_seed(0), 16, torch.device(DEVICE)
+    shape = LayerShape(kv_heads, width, width, dtype, device)
+    types = None if window == 6 else ("full_attention", "sliding_attention")
+    info = ModelInfo(999, window, types if window else None, 99, device, dtype, [shape])
+    shared, parts = SharedSlots(info.layers), []
+    for known, missing, parents, held in JOINT:
+        tree = TokenTree((1,) * len(parents), parents).with_logits_at(range(held, len(parents)))
+        parts.append((shared.slab(256), Layout(known, [1] * missing, tree, held)))
+    for pool in shared.whole.pools[shape]:
+        pool.copy_(torch.randn(pool.shape, generator=draw))
+    most = kernels.block_tokens(heads, kv_heads)
+    spare = shared.whole.capacity - 1
+    words = torch.from_numpy(pack_jointly(parts, info, size=64, most=most, spare=spare))
+    _, _, _, slots, tables = unpack_jointly(words.to(device), info, 64)
+    query = torch.randn(1, 64, heads, width, generator=draw).to(device, dtype).transpose(1, 2)
+    key, value = (pool[:1, :] for pool in shared.whole.pools[shape])
+    for kind, table in tables.items() if window == 50 else [("sliding_attention", tables)]:
+        found, end = kernels.tree_attention(query, key, value, table, 0.3).double(), 0
+        assert found.isfinite().all()
+        for slab, layout in parts:
+            reach_back = window if kind == "sliding_attention" else None
+            own = replace(info, layer_types=None, sliding_window=reach_back)
+            mask = dense(layout, own, chains=True)
+            fed = len(layout.missing) + len(layout.tree) - layout.held
+            start, end = end, end + fed
+            inside = slice(slab.first, slab.first + layout.base + layout.held + fed)
+            assert slots[start:end].tolist() == list(range(inside.stop - fed, inside.stop))
+            expected = torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, start:end].double(),
+                *(
+                    pool[:, :, inside].double().repeat_interleave(heads // kv_heads, 1)
+                    for pool in (key, value)
+                ),
+                attn_mask=None if mask is None else mask.double(),
+                is_causal=mask is None and fed > 1,
+                scale=0.3,
+            ).transpose(1, 2)
+            error = (found[:, start:end] - expected).norm() / expected.norm()
+            assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
 @needs_triton
@@ -142,14 +203,17 @@ def resources(found, folder: Path) -> tuple[int, int]:
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
 @pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize("jointly", [False, True], ids=["alone", "jointly"])
 @pytest.mark.parametrize(("rows", "whole"), [(16, False), (32, False), (64, False), (64, True)])
-def test_it_compiles_for_devices_that_are_not_here(rows, whole, arch, tmp_path):
+def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, tmp_path):
     """In bfloat16 for heads of 128, as the real shapes have them: two programs to a multiprocessor,
     and nothing spilt."""
     sums = "*bf16" if whole else "*fp32"
     types = dict.fromkeys(("query", "key", "value", "mask"), "*bf16") | {"scale": "fp32"}
     types |= dict.fromkeys(("sums", "tops", "totals"), sums)
+    types["mask"] = "*i32" if jointly else "*bf16"
     constants = {"WIDTH": 128, "ROWS": rows, "SLOTS": 64, "PRECISION": "tf32", "WHOLE": whole}
+    constants |= {"JOINTLY": jointly, "HEAD": kernels.HEAD}
     found = compiled(kernels._attend, types, constants, arch=arch, stages=2)
     registers, spilt = resources(found, tmp_path)
     assert 2 * found.metadata.shared <= SHARED_BYTES[arch]

@@ -18,10 +18,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.decode import Decoding, RootOnly, decode, together
+from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.compiled_layers import CompiledLayers
+from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine, why_different
+from ouroboros.engine.kernels import HEAD
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
@@ -116,6 +119,96 @@ def graphed(monkeypatch):
         return cached
 
     return make
+
+
+def by_table(query, key, value, table, scale):
+    """What the attention kernel returns for a table of a joint call."""
+    rows = table[0, 0].long()
+    slab, start, base, columns = (rows[:, at, None] for at in range(4))
+    slot = torch.arange(key.shape[2]) - slab
+    column, words = slot - base, rows[:, HEAD:]
+    word = words.gather(1, (column.clamp_min(0) >> 5).clamp_max(words.shape[1] - 1))
+    bit = (column < 0) | ((word >> (column & 31)) & 1 > 0)
+    seen = (slot >= start) & (column < columns) & bit
+    group = query.shape[1] // key.shape[1]
+    heads = (part.repeat_interleave(group, 1) for part in (key, value))
+    found = torch.nn.functional.scaled_dot_product_attention(query, *heads, seen, scale=scale)
+    return found.transpose(1, 2)
+
+
+@pytest.fixture
+def joined(graphed, monkeypatch):
+    """Makes a model whose joint calls are captured too, with the kernel's results."""
+    tables = lambda *args: args[-1] is not None and args[-1].dtype == torch.int32  # noqa: E731
+    monkeypatch.setattr("ouroboros.engine.attention.fits", tables)
+    monkeypatch.setattr("ouroboros.engine.attention.tree_attention", by_table)
+
+    def make(model, *, compiled: bool = False) -> CachedModel:
+        model.set_attn_implementation(KERNEL_NAME)
+        cached = graphed(model)
+        cached.engine.compiled = CompiledLayers(model, backend="eager") if compiled else None
+        cached.engine.captures_jointly = True
+        return cached
+
+    return make
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
+@pytest.mark.parametrize("family", [long_llama, mistral, gemma3], ids=lambda f: f.__name__)
+def test_captured_joint_calls_give_each_text_alone(joined, monkeypatch, family, compiled, choose):
+    """Ragged rows that come, go and leave their slabs to others, in one graph per size; the slabs
+    and the pools grow. Neither a long prompt nor too many blocks are captured."""
+    model, draft, apart = family(), llama(seed=1), []
+    target, small = joined(model, compiled=compiled), joined(draft)
+    eager = Eager.call_jointly
+
+    def eagerly(engine, parts):
+        apart.append(sum(len(layout.missing) for _, layout in parts))
+        return eager(engine, parts)
+
+    monkeypatch.setattr(Eager, "call_jointly", eagerly)
+    assert target.why_not_together() is None and target.engine.captures_jointly
+    reading = [598] * 2 if family is long_llama else []  # the long prompt, in calls of its own
+    lengths = (3, 1, 20, 600 if reading else 30, 2, 9, 40, 5, 1, 7)
+    prompts = [[1 + (i * 7 + n) % 11 for i in range(n)] for n in lengths]
+    plain = CachedModel(family(), engine="eager")
+    texts = [decode(plain, RootOnly(), one, max_new=20, choose=choose).tokens for one in prompts]
+
+    def decoded(size: int) -> list[list[int]]:
+        drafters = [RootOnly, lambda: Speculative(small, gamma=3)]
+        drafters.append(lambda: RandomDrafter(texts[0], seed=size))
+        rows = [
+            begin(target, drafters[at % 3](), prompt, max_new=20, choose=choose)
+            for at, prompt in enumerate(prompts)
+        ]
+        for _ in together(iter(rows), size):
+            pass
+        return [own.trace.tokens for own in rows]
+
+    assert decoded(2) == decoded(9) == texts
+    assert apart == reading
+    assert sum(isinstance(key, int) for key in target.engine._calls) > 2
+    assert target.engine.shared.count > 8 and not target.engine.shared.slabs
+    monkeypatch.setattr("ouroboros.engine.kernels.SEQUENCES", -1)
+    assert decoded(4) == texts and len(apart) > len(reading)
+
+
+def test_joint_calls_that_the_kernel_does_not_support_are_made_eagerly(joined, monkeypatch):
+    """And the reason is named."""
+    monkeypatch.setattr("ouroboros.engine.attention.fits", lambda *_: False)
+    target = joined(llama())
+    assert target.why_not_together() is None and not target.engine.captures_jointly
+    assert "joint calls are not captured: the attention kernel" in target.engine_reason
+
+
+def test_prepare_captures_joint_calls_of_every_size(joined):
+    target = joined(llama(max_position_embeddings=2048, num_hidden_layers=1))
+    target.prepare(300, rows=3)
+    made = dict(target.engine._calls)
+    rows = [begin(target, RootOnly(), [5] * n, max_new=9) for n in (3, 60, 100)]
+    assert [len(live) for live in together(iter(rows), 3)] == [3] * 9
+    assert target.engine._calls == made and {*NODES} <= {*made}
 
 
 def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):

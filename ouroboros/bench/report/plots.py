@@ -223,8 +223,8 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     """Draw speedup over greedy against batch size, and the throughput of all sequences against
     that of each user.
 
-    Each decoder has a line; in the second panel its points are labelled with the batch size. None
-    with fewer than two batch sizes.
+    Each decoder has a line; in the second panel batch sizes are beside the highest throughputs.
+    None with fewer than two batch sizes.
     """
     order = sorted(summaries, key=lambda summary: summary.facts.batch_size)
     sizes = [summary.facts.batch_size for summary in order]
@@ -235,15 +235,19 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     users = frame["user_throughput"].fillna(frame["output_throughput"])
     figure = style.new_figure(4.4)
     left, right = figure.subplots(1, 2)
-    for name, mark in style.decoder_marks(list(frame.index.unique("decoder"))).items():
+    marks = style.decoder_marks(list(frame.index.unique("decoder")))
+    for at, (name, mark) in enumerate(marks.items()):
         own = frame.xs(name, level="decoder")
         look = mark.points(label=name, yerr=style.reach(own, metric))
-        left.errorbar([sizes[run] for run in own.index], own[metric], **look)
+        apart = 2 ** ((at - (len(marks) - 1) / 2) / 24)  # error bars beside each other
+        left.errorbar([sizes[run] * apart for run in own.index], own[metric], **look)
         across, up = users.xs(name, level="decoder"), own["output_throughput"]
         right.plot(across, up, color=mark.colour, marker=mark.marker, linestyle=mark.line)
-        for run in own.index:
-            beside: Any = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7.5}
-            right.annotate(str(sizes[run]), (across[run], up[run]), color=style.MUTED, **beside)
+    for run, throughput in frame["output_throughput"].unstack().iterrows():
+        beside: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7.5}
+        best = throughput.idxmax()
+        place = users[run, best], throughput[best]
+        right.annotate(str(sizes[run]), place, color=style.MUTED, **beside)
     left.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
     left.set_xscale("log", base=2)
     left.set_xticks(sizes, [str(size) for size in sizes])

@@ -341,7 +341,8 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
         own = [run for run, its in zip(runs, keys, strict=True) if its == key]
         caption = (
             "Left: speedup over greedy at the same batch size. Right: tokens/s of all sequences "
-            f"against tokens/s of each{f'; {key}' * bool(key)}. Numbers: batch sizes."
+            f"against tokens/s of each{f'; {key}' * bool(key)}. Numbers: batch sizes, beside the "
+            "highest throughput."
         )
         stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
         drawn.append(Picture(stem, caption + plots.error_bars(own), plots.batch_lines(own)))

@@ -139,7 +139,8 @@ class Bench:
         ]
         names = dict.fromkeys(name for name, *_ in missing)
         for model in self.models if missing else ():
-            model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
+            context = longest(self.target.tokenizer, self.examples) + self.max_new
+            model.prepare(context, self.batch_size)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
             list(short.measured(self._made(name), [(WARM_UP, 0)] * self.batch_size))
