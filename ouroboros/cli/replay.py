@@ -18,6 +18,7 @@ from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, replay_table
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft, read_curve
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
+from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -101,7 +102,7 @@ def replay(options: dict) -> tuple[int, dict]:
             for sample in (one for own in samples.values() for one in own):
                 text = text_of(tokenizer, sample.new_tokens)
                 out.append(SAMPLES, replace(sample, text=text).to_dict())
-        out.write_json("replay.json", document)
+        out.write_json("replay.json", document | {"provenance": provenance()})
     return 0, {"recording": path.name, **document}
 
 

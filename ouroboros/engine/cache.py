@@ -126,10 +126,11 @@ def allocate(shapes: Mapping[LayerShape, Sequence[int]], slots: int) -> Pools:
     """
     pools = {}
     for shape, members in shapes.items():
-        size, kind = (len(members), shape.kv_heads, slots), {"dtype": shape.dtype}
+        size = len(members), shape.kv_heads, slots
+        kind: dict = {"dtype": shape.dtype, "device": shape.device}
         with torch.inference_mode(False):
-            keys = torch.zeros(*size, shape.key_width, device=shape.device, **kind)
-            values = torch.zeros(*size, shape.value_width, device=shape.device, **kind)
+            keys = torch.zeros(*size, shape.key_width, **kind)
+            values = torch.zeros(*size, shape.value_width, **kind)
         pools[shape] = keys, values
     return pools
 

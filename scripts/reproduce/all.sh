@@ -147,6 +147,26 @@ peers() { bench peers experiment=peers; }
 tasks() { for_each_task timed_task; }
 timed_task() { bench tasks/$1 $2 task.limit=10 max_new=48 model.dtype=auto; }
 
+# Batches of 1 to 16 prompts, refilled or to the last row. 9 runs of 2 minutes, then the plots.
+batch() {
+  for size in 1 2 4 8 16; do
+    bench batch/refilled/b$size experiment=batch hydra.mode=RUN batch_size=$size refill=true
+    [ $size = 1 ] || bench batch/static/b$size experiment=batch hydra.mode=RUN batch_size=$size
+  done
+  for kind in refilled static; do
+    step batch $kind.png bash -c "$PYTHON -m ouroboros report $RESULTS/batch/$kind \
+      --out $RESULTS/local/batch_$kind &&
+      cp $RESULTS/local/batch_$kind/plots/comparison-batches.png $RESULTS/batch/$kind.png"
+  done
+}
+# The same predicted for an H200 by replay, up to 64 prompts. 30 minutes.
+batch_h200() {
+  step batch_h200 replay.json "$PYTHON" -m ouroboros replay recording=results/main_matched \
+    limit=6 "rates=[0.7,0.04]" model.standin=null costs=h200-34b-6b threads=1 \
+    "batch_size=[1,2,4,8,16,32,64]" results_dir=$RESULTS/batch_h200 \
+    "decoder=[speculative,speculative_adaptive,suffix_hybrid,prompt_lookup,ouroboros]"
+}
+
 # Prompts of 512, 2k and 8k tokens. 3 runs of 3 minutes.
 context_length() {
   for length in 512 2048 8192; do
@@ -188,8 +208,8 @@ lm_eval() {
 }
 
 TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start acceptance
-  agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks context_length
-  advice_check step_profile host call_times lm_eval"
+  agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks batch
+  batch_h200 context_length advice_check step_profile host call_times lm_eval"
 for TABLE in ${@:-$TABLES}; do
   [[ " $(echo $TABLES) " == *" $TABLE "* ]] || { echo "no table $TABLE: choose from" $TABLES >&2; exit 2; }
   $TABLE

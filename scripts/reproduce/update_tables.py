@@ -34,7 +34,7 @@ from ouroboros.bench.run.identity import provenance, sources_hash
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
-RECORDS = ("run.json", "agreement.json", "tuning.json", MADE_BY)
+RECORDS = ("run.json", "agreement.json", "tuning.json", "replay.json", MADE_BY)
 """Files with the provenance of a folder; the first that exists is used."""
 REPORTS = ("summary.md", "agreement.md", "tuning.md", "check.md")
 
