@@ -110,10 +110,11 @@ def load_pair(
 
     Raises a one-line `ValueError` if the models cannot be loaded or paired.
     """
-    for role in ("target", "draft")[: 1 + with_draft]:
-        spec.path(role)
     roles = ("target", "draft")[: 1 + with_draft]
-    pair = Pair(*(load_model(spec, role, (engines or {}).get(role)) for role in roles))
+    for role in roles:
+        spec.path(role)
+    models = {role: load_model(spec, role, (engines or {}).get(role)) for role in roles}
+    pair = Pair(models["target"], models.get("draft"))
     if pair.draft is not None:
         vocab.check_pair(pair.target, pair.draft)
     return pair
