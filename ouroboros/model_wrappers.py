@@ -131,7 +131,7 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
         model.eval()
         wrapper.empty()  # weights may have changed since
         wrapper.packed.check(closely=True)
-        if wrapper.exact and wrapper.packed.stale:
+        if wrapper.outdated:
             wrapper.prepack()  # perhaps for another engine, with its attention
             if cached is None:
                 needed = model.config.get_text_config()._attn_implementation

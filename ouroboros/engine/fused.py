@@ -31,6 +31,7 @@ from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import MOST, PackedWeights, can_be_packed, prepack_linears
+from ouroboros.engine.static import module_facts
 from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
@@ -68,14 +69,14 @@ class DecoderLayer(NamedTuple):
 
 
 class Fused(Eager):
-    """The engine that calls kernels and packed matrix products. If weights have changed since they
-    were packed, it calls the modules or, with `demanded`, raises `ValueError`."""
+    """The engine that calls kernels and packed matrix products. If the model has changed since it
+    was packed, it calls the modules or, with `demanded`, raises `ValueError`."""
 
     def __init__(
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
     ) -> None:
         super().__init__(model, info, cache)
-        self.packed, self.demanded, self.fresh, self.hooked = packed, False, True, False
+        self.packed, self.demanded, self.fresh, self.altered = packed, False, True, False
         base: Any = model.model
         self.layers = [_layer(layer) for layer in base.layers]
         self.norm, self.head = base.norm, model.lm_head
@@ -97,11 +98,19 @@ class Fused(Eager):
         ]
         parts = [module._modules for module in model.modules() if module._modules]
         self.children = [(now, dict(now)) for now in parts]
+        self.made = module_facts(model), self.rotary.inv_freq.tolist()
 
     @property
     def stale(self) -> bool:
-        """Whether a weight or a module has changed."""
+        """Whether a weight, a module or what a module computes has changed."""
+        return self._replaced() or self._altered()
+
+    def _replaced(self) -> bool:
         return self.packed.stale or any(now != then for now, then in self.children)
+
+    def _altered(self) -> bool:
+        now = module_facts(self.model), self.rotary.inv_freq.tolist()
+        return now != self.made or _hooked(self.model)
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
@@ -126,13 +135,14 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Detect changed weights and modules; with `begins`, also sampled elements and hooks."""
+        """Detect changed weights and modules; with `begins`, also sampled elements, hooks and what
+        the modules compute."""
         if begins:
             self.packed.check(closely=False)
-            self.hooked, self.few = _hooked(self.model), None
-        self.fresh = not (self.stale or self.hooked)
+            self.altered, self.few = self._altered(), None
+        self.fresh = not (self._replaced() or self.altered)
         if self.demanded and not self.fresh:
-            raise ValueError("the weights have changed: call prepack() on the CachedModel")
+            raise ValueError("the model has changed: call prepack() on the CachedModel")
 
     def forward(
         self,

@@ -109,6 +109,12 @@ class CachedModel(TreeModel):
         fused = isinstance(self.engine, Fused) and not self.engine.stale
         return self._demanded or fused
 
+    @property
+    def outdated(self) -> bool:
+        """Whether exact calls are demanded of a model that has changed since it was packed."""
+        changed = self.engine if isinstance(self.engine, Fused) else self.packed
+        return self._demanded and changed.stale
+
     @classmethod
     def from_pretrained(
         cls,
@@ -181,7 +187,18 @@ class CachedModel(TreeModel):
         before, self._weights = self._weights, model_state(self.model)
         if before != self._weights:
             self.empty()
+            self._check_shape()
         return self._resident_if_cached(CachedSequence(list(cached)))
+
+    def _check_shape(self) -> None:
+        """Raise `ValueError` if the model's vocabulary or dtype is not that of its wrapper."""
+        model, (ids, dtype) = self.model, (self.vocab_size, self.dtype)
+        now = len(model.get_input_embeddings().weight), model.dtype
+        if now != (ids, dtype):
+            raise ValueError(
+                f"{type(model).__name__} now has {now[0]} ids in {now[1]}, not {ids} in {dtype}: "
+                "wrap it again, as CachedModel(model)"
+            )
 
     def _resident_if_cached(self, sequence):
         """Give the model's slots to a sequence that begins with cached tokens; return it."""

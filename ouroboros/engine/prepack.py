@@ -136,17 +136,19 @@ class JoinedProduct:
     def __init__(self, layers: Sequence[PackedLinear]) -> None:
         self.first, self.widths = layers[0].packed, [layer.out_features for layer in layers]
         self.names = [id(layer) for layer in layers]
-        self.last: tuple = (lambda: None), {}
+        self.last: tuple = (lambda: None), None, {}
 
     def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
         """Return the layer's columns of the product with `input`, [..., out]."""
-        of, parts = self.last  # read once: another thread may replace it
-        found = parts.pop(id(layer), None) if of() is input else None
+        of, before, parts = self.last  # read once: another thread may replace it
+        found = None
+        if id(layer) in parts and of() is input and _is_unwritten(input, before):
+            found = parts.pop(id(layer))
         if found is None:
             outputs = self.first.multiply(input, None).split(self.widths, dim=-1)
             parts = dict(zip(self.names, outputs, strict=True))
-            found = parts.pop(id(layer))
-            self.last = weakref.ref(input), parts
+            found, before = parts.pop(id(layer)), _writes(input)
+        self.last = weakref.ref(input), before if parts else None, parts
         return found.contiguous() if layer.bias is None else found + layer.bias
 
 
@@ -230,14 +232,14 @@ def prepack_linears(
     layers too, and use packed weights for all row counts, unless plain weights are faster in total
     (not compared without `timed`). `groups` of layers are joined.
     """
-    for hook in list(model._forward_pre_hooks.values()):
-        if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
-            joined = before.groups == list(groups)
-            if every and joined and not before.stale and before.layers[0].packed.always:
-                return before
-            before.give_up()
     least = {} if every else SMALLEST
     layers = [module for module in model.modules() if can_be_packed(module, least)]
+    for hook in list(model._forward_pre_hooks.values()):
+        if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
+            same = (before.layers, before.groups) == (layers, list(groups))
+            if every and same and not before.stale and before.layers[0].packed.always:
+                return before
+            before.give_up()
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
         return PackedWeights()
@@ -383,6 +385,19 @@ def _state(weight: torch.Tensor) -> tuple:
     if weight.is_inference():
         return ()
     return weight.data_ptr(), weight._version, weight.shape, weight.stride()
+
+
+def _writes(input: torch.Tensor) -> int | torch.Tensor:
+    """Return torch's count of writes to a tensor; for an inference tensor, which has none, a
+    copy."""
+    return input.clone() if input.is_inference() else input._version
+
+
+def _is_unwritten(input: torch.Tensor, before: int | torch.Tensor) -> bool:
+    """Return whether a tensor is as it was when `_writes` returned `before`."""
+    if isinstance(before, torch.Tensor):
+        return torch.equal(input, before)
+    return input._version == before
 
 
 def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ from ouroboros.tree import ROOT, TokenTree
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
 SAMPLES = 8  # elements of each weight that are compared
+PLAIN = (bool, int, float, str)
 ADAPTERS = ("active_adapters", "disable_adapters")  # of PEFT's layers
 
 
@@ -98,12 +99,26 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
     return found
 
 
+def module_facts(model: torch.nn.Module) -> list[tuple]:
+    """Return what modules compute apart from their weights: each one's class, its `forward` if that
+    was replaced, and its plain attributes, such as an epsilon or a scale."""
+    return [
+        (
+            type(own),
+            id(own.__dict__.get("forward")),
+            {n: v for n, v in own.__dict__.items() if type(v) in PLAIN and n != "training"},
+        )
+        for own in model.modules()
+    ]
+
+
 def model_state(model: torch.nn.Module) -> tuple:
-    """Return values that change if the model's results may change: the addresses of weights,
-    torch's counts of writes to them, a few elements of each weight (torch does not count writes
-    through `weight.data`), and the active hooks and PEFT adapters."""
+    """Return values that change if the model's results may change: the addresses of weights and
+    buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
+    through `weight.data`), the active hooks and PEFT adapters, and `module_facts`."""
     plain = (torch.nn.Parameter, torch.Tensor)
-    weights = [w for w in model.parameters() if type(w) in plain and not w.is_inference()]
+    held = (*model.parameters(), *model.buffers())
+    weights = [w for w in held if type(w) in plain and not w.is_inference()]
     by_kind = defaultdict(list)
     for weight in weights:
         if weight.is_contiguous() and not weight.is_meta:
@@ -118,7 +133,8 @@ def model_state(model: torch.nn.Module) -> tuple:
         )
         for own in model.modules()
     ]
-    return weight_addresses(model), [weight._version for weight in weights], samples, active
+    writes = [weight._version for weight in weights]
+    return weight_addresses(model), writes, samples, active, module_facts(model)
 
 
 class Static(Eager):

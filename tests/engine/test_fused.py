@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import weakref
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from ouroboros.baselines import Greedy
 from tiny import VOCAB, build, llama, prompt_of
 from torch import nn
 
-from ouroboros import CachedModel, decode
+from ouroboros import CachedModel, decode, generate
 from ouroboros.engine import fused, prepack
 from ouroboros.engine.cache import logit_error, tolerance
 from ouroboros.engine.exact import Exact
@@ -143,23 +142,113 @@ def hook_a_layer(model) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, out: -3 * out)
 
 
+def replace_the_forward_of_the_model(model) -> None:
+    plain = model.forward
+
+    def forward(*args, **kwargs):
+        found = plain(*args, **kwargs)
+        found.logits = -found.logits
+        return found
+
+    model.forward = forward
+
+
+def replace_the_class_of_a_norm(model) -> None:
+    kind = type(model.model.norm)
+    model.model.norm.__class__ = type("Negated", (kind,), {"forward": lambda *a: -kind.forward(*a)})
+
+
+def parametrise_a_norm(model) -> None:
+    nn.utils.parametrize.register_parametrization(model.model.norm, "weight", nn.Hardtanh(-1, -0.5))
+
+
+def set_an_epsilon(model) -> None:
+    model.model.layers[1].post_attention_layernorm.variance_epsilon = 4.0
+
+
+def scale_the_scores(model) -> None:
+    model.model.layers[1].self_attn.scaling *= 4
+
+
+def scale_the_angles(model) -> None:
+    model.model.rotary_emb.attention_scaling = 2.0
+
+
+def slow_the_angles(model) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.2)
+
+
+def slow_the_angles_through_data(model) -> None:
+    model.model.rotary_emb.inv_freq.data.mul_(0.2)
+
+
+def write_to_the_input_of_keys(model) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.k_proj.register_forward_pre_hook(lambda module, inputs: (inputs[0].mul_(-2), None)[1])
+
+
 CHANGES = [
     *(replace_a_weight, write_to_a_weight, write_to_a_norm, give_a_layer_a_bias),
     *(write_to_the_second_of_a_group, put_an_adapter_in, hook_a_layer),
+    *(replace_the_forward_of_the_model, replace_the_class_of_a_norm, parametrise_a_norm),
+    *(set_an_epsilon, scale_the_scores, scale_the_angles, slow_the_angles),
+    *(slow_the_angles_through_data, write_to_the_input_of_keys),
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_model_is_followed(change):
+    """Although a prefix of the prompt is cached, by both engines and by the modules themselves."""
     ours, modules = both("llama")
-    tree = TokenTree.chain(5, (1, 2, 3))
-    before = ours.score(ours.new_sequence(), [7, 5], tree).clone()
-    for model in (ours, modules):
-        change(model.model)
-        model.empty()
-    found, expected = (m.score(m.new_sequence(), [7, 5], tree) for m in (ours, modules))
+    plain, prompt, tree = copy.deepcopy(modules.model), prompt_of(9), TokenTree.chain(5, (1, 2, 3))
+    prompt[-1] = 5
+    before = [m.score(m.new_sequence(), prompt, tree).clone() for m in (ours, modules)]
+    for model in (ours.model, modules.model, plain):
+        change(model)
+    ids = torch.tensor([[*prompt, 1, 2, 3]])
+    with torch.no_grad():
+        expected, found = (model(ids).logits[0, -4:] for model in (plain, ours.model))
     assert logit_error(found, expected) < tolerance(torch.float32)
-    assert logit_error(found, before) > 100 * tolerance(torch.float32)
+    for model in (ours, modules):
+        found = model.score(model.new_sequence(), prompt, tree)
+        assert logit_error(found, expected) < tolerance(torch.float32)
+    assert logit_error(expected, before[0]) > 100 * tolerance(torch.float32)
+
+
+@pytest.mark.parametrize("change", [set_an_epsilon, slow_the_angles, replace_the_class_of_a_norm])
+def test_exact_generation_follows_a_change(change):
+    model, ids = (
+        build(config_of("llama", SUPPORTED["llama"]), dtype=torch.float32),
+        torch.tensor([prompt_of(9)]),
+    )
+    options = {"decoder": "lookahead", "exact": True, "max_new_tokens": 12}
+    before = generate(model, ids, **options).tolist()
+    change(model)
+    expected = copy.deepcopy(model).generate(ids, max_new_tokens=12, do_sample=False).tolist()
+    assert generate(model, ids, **options).tolist() == expected != before
+
+
+def test_a_replaced_head_is_packed_again():
+    ours, _ = both("llama")
+    ours.model.lm_head = nn.Linear(*reversed(ours.model.lm_head.weight.shape), bias=False)
+    assert not ours.exact
+    ours.prepack()
+    assert ours.exact and isinstance(ours.engine, Fused)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda model: model.resize_token_embeddings(VOCAB + 9), f"{VOCAB + 9} ids"),
+        (lambda model: model.double(), "float64"),
+    ],
+)
+def test_a_model_of_another_shape_must_be_wrapped_again(change, named):
+    for model in both("llama"):
+        decode(model, Greedy(), prompt_of(5), max_new=3)
+        change(model.model)
+        with pytest.raises(ValueError, match=f"{named}.*CachedModel"):
+            decode(model, Greedy(), prompt_of(5), max_new=3)
 
 
 def test_changed_weights_are_not_called_exact_until_they_are_packed_again():
@@ -171,17 +260,19 @@ def test_changed_weights_are_not_called_exact_until_they_are_packed_again():
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_modules_of_joined_layers_compute_their_product_once(name):
+def test_modules_of_joined_layers_compute_their_product_once(name, monkeypatch):
     """transformers' own generation is not slowed down by calls by kernels."""
     made = prepacked(build(config_of(name, SUPPORTED[name]), dtype=torch.float32))
     plain, ids = copy.deepcopy(made.model), torch.tensor([prompt_of(9)])
-    with torch.no_grad():
-        for _ in range(2):
+    multiply, products = prepack.Packed.multiply, []
+    monkeypatch.setattr(
+        prepack.Packed, "multiply", lambda *args: (products.append(1), multiply(*args))[1]
+    )
+    for mode in (torch.no_grad, torch.inference_mode):
+        products.clear()
+        with mode():
             torch.testing.assert_close(made.model(ids).logits, plain(ids).logits)
-    layer = made.model.model.layers[0]
-    for module in (layer.self_attn.q_proj, layer.mlp.gate_proj):
-        of, parts = module.packed.joined.last
-        assert isinstance(of, weakref.ref) and not parts, "every part was taken"
+        assert len(products) == 4 * len(made.model.model.layers) + 1  # qkv, o, gate and up, down
 
 
 def test_a_joined_weight_takes_the_place_of_its_layers():
