@@ -408,5 +408,5 @@ def test_all_sizes_of_a_choice_are_captured_at_its_first_use(graphed):
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(ValueError, match="auto, eager, static, tuned"):
+    with pytest.raises(ValueError, match="auto, eager, fused, static, tuned"):
         CachedModel(llama(), engine="fast")  # type: ignore[arg-type]
