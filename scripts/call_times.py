@@ -130,7 +130,7 @@ def draw(times: pd.Series, title: str) -> Figure:
             dashed = {"linestyle": "--", "color": "grey"} if engine == "floor" else {"marker": "o"}
             axes.plot(by_engine.index, by_engine[engine], markersize=3, label=engine, **dashed)
         axes.set(xscale="log", yscale="log", xlabel="rows of a call", ylabel="ms")
-        axes.set_title(", ".join(name), fontsize=10)
+        axes.set_title(", ".join(map(str, name)), fontsize=10)
         axes.set_xticks(ROWS, [str(rows) for rows in ROWS])
         axes.minorticks_off()
         low, high = part.min(), part.max()

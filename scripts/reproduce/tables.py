@@ -278,7 +278,7 @@ def call_times(path: Path) -> Table:
         cells = {
             f"{count} row{'s' * (count > 1)}": cell(ms[count], 1) for count in (1, 4, 8, 16, 64)
         }
-        rows.append({"call": ", ".join(name)} | cells)
+        rows.append({"call": ", ".join(map(str, name))} | cells)
     return pd.DataFrame(rows), ["ms per call", "256 cached tokens"]
 
 
