@@ -106,7 +106,7 @@ def embed(
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a model on the device "meta", without storage, in milliseconds."""
+    """Build the model on the "meta" device: no memory is allocated, and it takes milliseconds."""
     with torch.device("meta"):
         return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 

@@ -203,8 +203,8 @@ class TokenTree:
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """The children by (parent, token), without probes; of siblings with equal tokens, the last.
-        Do not modify."""
+        """Map (parent, token) to the child node; do not modify. Probes are left out; if siblings
+        share a token, the last one wins."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
 

@@ -85,8 +85,8 @@ def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
 
 
 def second(call: Callable[[int], float], rows: int) -> float:
-    """Return the time of the second of two calls, when the threads of the engine before have
-    stopped waiting for work and those of this one are awake."""
+    """Make two calls and return the time of the second. Before it, the previous engine's threads
+    have stopped spinning, and the first call has woken this engine's."""
     time.sleep(0.01)
     call(rows)
     return call(rows)

@@ -70,7 +70,8 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Read (prompt, new tokens) of each line, by id; drop all but one of several end tokens."""
+    """Map each line's id to (prompt tokens, new tokens). Repeated end tokens at the end are cut to
+    one."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
         if not line.strip():

@@ -107,8 +107,8 @@ def replay(options: dict) -> tuple[int, dict]:
 
 
 def warn_of_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
-    """Raise `ValueError` if a decoder would draft with another model than the `recorded` one; warn
-    instead if the overrides name that model."""
+    """Raise `ValueError` if a decoder's draft model is not the `recorded` one; only warn if an
+    override sets the model."""
     if not recorded or Path(recorded).name == Path(name or recorded).name:
         return
     what = f"the recorded run drafted with {recorded}, this replay with {name}"

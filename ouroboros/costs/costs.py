@@ -131,8 +131,8 @@ class Costs:
         The models alternate, with up to five calls per size; costs are medians, so a larger tree
         may cost less than a smaller one. A noisy measurement is repeated, and the one with the
         smallest relative spread is used (`about["spread"]`). An engine that pads calls is timed at
-        its padded sizes. Contexts too close to the model's limit for a tree of 96 nodes get the
-        costs of the longest measured context. Empties the models' caches.
+        its padded sizes. Near the model's context limit a 96-node tree no longer fits; there, use
+        the costs of the longest context measured. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static

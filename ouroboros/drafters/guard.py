@@ -57,7 +57,8 @@ class Guard:
             self.steps_left = math.ceil(-self.credit / self.SHARE)
 
     def correct_prices(self) -> bool:
-        """Update the corrections; return whether one changed (the draft's by more than MOVED)."""
+        """Update the cost corrections of nodes and draft calls. Return whether one changed; a
+        change of the draft's counts only above the relative threshold MOVED."""
         repriced, self.repriced = self.repriced, False
         if repriced and self.node_prices:
             self.node_price = median(self.node_prices)

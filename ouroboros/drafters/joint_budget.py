@@ -1,9 +1,9 @@
 """Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
 
-A draft call includes the sequences that together gain more than it costs. The nodes to verify are
-the most probable ones of all trees, as many as are worth the larger target call. If neither pays,
-the step is plain decoding. The unit of cost is a joint target call of one node per sequence; a
-token is worth its average cost so far.
+A sequence joins a draft call only if that helps; the call is made if its sequences together gain
+more than it costs. The nodes to verify are the most probable ones of all trees, as many as are
+worth the larger target call. If neither pays, the step is plain decoding. The unit of cost is a
+joint target call of one node per sequence; a token is worth its average cost so far.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What numba lacks for the kernels of `ouroboros.engine.cpu_kernels`, written as LLVM code."""
+"""LLVM code for operations that `ouroboros.engine.cpu_kernels` needs and numba does not offer."""
 
 from __future__ import annotations
 

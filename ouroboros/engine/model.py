@@ -201,7 +201,8 @@ class CachedModel(TreeModel):
             )
 
     def _resident_if_cached(self, sequence):
-        """Give the model's slots to a sequence that begins with cached tokens; return it."""
+        """If `sequence` starts with cached tokens, give it the model's cache slots. Return the
+        sequence either way."""
         if sequence.tokens:
             self.empty()
             self.resident = sequence

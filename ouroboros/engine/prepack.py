@@ -94,7 +94,7 @@ class Packed:
         return Packed, ()
 
     def checked(self) -> Packed:
-        """Use oneDNN's product alone if our own kernel's differs."""
+        """Test our kernel; if its bits differ from oneDNN's, use oneDNN only. Return self."""
         if self.address and not _gives_the_same_bits(self.shape, self.source.dtype):
             self.address = 0
         return self
@@ -271,8 +271,8 @@ def prepack_linears(
 def _pack(
     layers: Sequence[PackedLinear], groups: Sequence[tuple], *, always: bool
 ) -> list[tuple[PackedLinear, ...]]:
-    """Pack layers; return them, alone or in their groups. The first layer of a group keeps one
-    packed weight for all."""
+    """Pack layers; return the groups, then each remaining layer as a tuple of one. Layers of a
+    group share one packed weight, which the first layer holds."""
     grouped = {layer for group in groups for layer in group}
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
     for unit in units:

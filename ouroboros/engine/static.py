@@ -289,7 +289,8 @@ class Static(Eager):
         return list(logits[: sum(counts)].split(counts))
 
     def _call_jointly(self, parts: Sequence[tuple[Any, Layout]], nodes: int) -> torch.Tensor | None:
-        """Return [nodes, vocab] logits of a joint call, padded; None if it is too ragged."""
+        """Run a joint call padded to `nodes` tokens; return [nodes, vocab] logits. Return None if
+        it needs more blocks than a call of this size has."""
         whole = self.shared.whole
         sizes = {"size": nodes, "most": self.block_tokens, "spare": whole.capacity - 1}
         words = pack_jointly(parts, self.info, **sizes)

@@ -65,8 +65,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the settings that are best on all texts, of: the configured ones, the best
-        trials on a `few` texts, and the result of a coordinate search from the best trial."""
+        """Score three kinds of candidates on all texts and return the best: the configured
+        settings, the best trials on the `few` texts, and the result of a coordinate search from
+        the best trial."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -107,9 +108,10 @@ def tune(
 
     On the `first` texts of each item, each decoder tries its configured settings and random ones,
     `trials` in all, and then a coordinate search from the best; the finalists are compared on all
-    texts. The report shows how much slower than the best settings found the configured ones are
-    ("regret"), and other machines' best ones. Finished searches are saved in the folder `results`
-    and skipped on a rerun; `about` (JSON values) identifies their common inputs.
+    texts. The report shows how much slower two settings are than the best found: the configured
+    ones ("regret"), and those that are best for the other machines. Finished searches are saved in
+    the folder `results` and skipped on a rerun; `about` (JSON values) identifies their common
+    inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

@@ -2,9 +2,13 @@
 
     python scripts/reference_pair/evaluate.py --pair ouroboros/reference --work WORK
 
-Measures held-out loss by kind of text; by temperature, the agreement of draft and target and the
-repetition in completions of HumanEval prompts; and the temperature at which text repeats as much as
-that of real models. Writes `evaluation.json` and the corpus' `manifest.json` to the pair's folder.
+Measures:
+
+- held-out loss by kind of text
+- by temperature, on HumanEval prompts: agreement of draft and target, and repetition rate
+- the temperature at which text is as repetitive as real models' text
+
+Writes `evaluation.json` and the corpus' `manifest.json` to the pair's folder.
 """
 
 from __future__ import annotations

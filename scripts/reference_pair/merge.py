@@ -1,9 +1,9 @@
 """Make a shallow draft from a deep target: neighbouring layers side by side in one wide layer.
 
 Two consecutive layers change the residual stream little, so computing both from the same input
-differs little from computing them in turn. Before any training, the reference target's six layers
-in the groups (0) (1 2) (3 4) (5) choose the target's token at 81 % of positions; four of its layers
-unchanged choose it at 57 % at best.
+differs little from computing them in turn. Example: merging the reference target's six layers as
+(0) (1 2) (3 4) (5) picks the target's token at 81 % of positions, untrained; keeping four of the
+six layers gets at most 57 %.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
-    """Use the call costs at `CONTEXT` for every context, and scale the draft's so that a one-node
-    draft call costs `ratio` of a target call; return these costs.
+    """Return costs that are the same at every context (those at `CONTEXT`), with the draft's scaled
+    so that a one-node draft call costs `ratio` of a target call.
 
     Raises `ValueError` for costs without a draft.
     """

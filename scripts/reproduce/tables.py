@@ -247,8 +247,8 @@ def advice(path: Path) -> Table:
 
 
 def tuning(*paths: Path) -> Table:
-    """Return how much slower than the best settings found are the configured ones, and the best
-    ones for the other costs."""
+    """Return how much slower two settings are than the best found: the configured ones, and those
+    tuned for the other costs."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
         carried = [row[key] for key in row if key.startswith("best by ") and row[key] is not None]

@@ -40,7 +40,8 @@ REPORTS = ("summary.md", "agreement.md", "tuning.md", "check.md")
 
 
 def table(marker: str, root: Path, place: Path) -> str:
-    """Return a marker's table in Markdown and the line below it, with links from `place`."""
+    """Return the Markdown table and caption for a `<!-- results: ... -->` marker; links are
+    relative to `place`."""
     kind, *folders = marker.split()
     if kind not in KINDS:
         raise ValueError(f"<!-- results: {marker} -->: choose from {', '.join(KINDS)}")

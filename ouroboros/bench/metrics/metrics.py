@@ -142,7 +142,7 @@ class Registry(dict[str, Metric]):
 
 
 def ratio(above: pd.Series, below: pd.Series) -> float | None:
-    """Return sum / sum; None if the divisor is 0."""
+    """Return the sum of `above` / the sum of `below`; None if the latter is 0."""
     return above.sum() / below.sum() if below.sum() else None
 
 

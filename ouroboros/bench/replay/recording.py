@@ -102,7 +102,7 @@ def read_recording(
 
 
 def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> RecordedRuns:
-    """Return the runs of a decoder; if it has none, those of greedy, or of the first decoder."""
+    """Return the decoder's runs; without any, greedy's; without those, the first decoder's."""
     return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 

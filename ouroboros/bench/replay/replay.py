@@ -38,8 +38,11 @@ UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How often a prediction off the recorded text still equals the text's token at its position:
-    after a node whose token also does, although its path differs, and after any other node."""
+    """For nodes whose path has left the recorded text: the probability that the target's prediction
+    still equals the recorded token at that position.
+
+    `after_right`: the node's own token equals the recorded one; `after_wrong`: it does not.
+    """
 
     after_right: float
     after_wrong: float

@@ -1,4 +1,4 @@
-"""Audit a run: compare every completion with standard decoding's of the same prompt.
+"""Audit a run: compare every completion with the one standard decoding gives for the same prompt.
 
 Invariant: a missing completion never passes. In a finished run, the verdict is BUG for missing and
 failed completions, and for those that end without an end token, limit or stop string. It is "not
@@ -134,7 +134,8 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
 
 
 def _lacking_bytes(job: Bench) -> int:
-    """Return how many bytes of free memory the audit's copies of the model lack on the device."""
+    """Return how many more free bytes the device would need to hold the audit's copies of the
+    model; 0 if they fit."""
     weights, device = job.target.model.parameters(), job.target.device
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available

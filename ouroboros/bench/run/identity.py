@@ -114,8 +114,8 @@ def file_hashes(config: RunConfig) -> dict[str, str]:
 def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
     """Check files, by option, against the hashes that a run recorded.
 
-    Raises `ValueError` for missing files (run.json keeps only the last part of a path) and for
-    changed content.
+    Raises `ValueError` if a file is not found (run.json stores file names without folders, so pass
+    the path again) or if its content changed.
     """
     paths = {option: files[option] for option in sorted(files.keys() & recorded.keys())}
     if lost := {option: path.name for option, path in paths.items() if not path.exists()}:

@@ -321,7 +321,8 @@ class Bench:
 class Row:
     """A prompt in a batch: its sample so far, its decoder and its outcome.
 
-    `recorder` wraps a decoder of this engine; `failure` is the traceback of a failure, or "".
+    `recorder` wraps the decoder if it is one of this engine's (not transformers' or llama.cpp's);
+    else None. `failure` is the traceback of a failure, or "".
     """
 
     sample: Sample

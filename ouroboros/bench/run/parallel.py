@@ -78,9 +78,9 @@ def claimed_folder(
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec for this rank: on its own GPU unless a device is set; without
-    device_map=auto, which would spread each rank's models over all GPUs; and with rank 0's dtype,
-    because dtype=auto may choose differently on each rank."""
+    """Return the spec for this rank: its own GPU, unless a device is set; no device_map=auto (it
+    would spread each rank's models over all GPUs); rank 0's dtype (dtype=auto may choose
+    differently on each rank)."""
     if ranks.size == 1:
         return spec
     options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}

@@ -116,7 +116,7 @@ def _best_size(s, size):
 def plan_draft_call(s):
     """List the nodes for the next draft call in `to_score`; return how many (0: no call pays).
 
-    These are the most probable unscored nodes, as many as are worth the most. If phrases propose
+    Takes the most probable unscored nodes, as many as maximize gain minus cost. If phrases propose
     nothing or are wrong, the draft model may find the target's token, and phrases then continue
     from it. A call pays if these tokens are worth more than the call and their verification.
     """
