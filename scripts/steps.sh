@@ -22,7 +22,11 @@ measure() {
   shift
   # shellcheck disable=SC2086
   if [ -z "${DRY:-}" ] && grep -qs '"status": "finished"' "$folder/run.json"; then
-    say "$folder" "finished before"
+    if [ "$1" = bench ] && [ ! -e "$folder/summary.md" ]; then # killed before its report
+      run "$folder" summary.md "$PYTHON" -m ouroboros report --remake "$folder"
+    else
+      say "$folder" "finished before"
+    fi
   else
     run "$folder" "" "$PYTHON" -m ouroboros "$@" "results_dir=$folder" ${EXTRA:-}
   fi

@@ -5,7 +5,7 @@
     git sparse-checkout disable                             afterwards: restores results/
 
 The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, without those that
-the machine has (`HAS`, or --has NAMES). Prints the size of each part of the checkout, including
+the machine has (`HAS`, or --has FILE). Prints the size of each part of the checkout, including
 build/gpu, and fails above 60 MiB; the transfer limit is 64.
 """
 

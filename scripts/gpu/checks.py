@@ -1,12 +1,13 @@
 """Check that a new device is correct and takes the fast paths, before anything is timed.
 
-    python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b     a minute or two
-    python scripts/gpu/checks.py correct OUT                             a few minutes
+    python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b
+    python scripts/gpu/checks.py correct OUT
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
 Preflight: versions, numba, the attention kernel against float64, whether both models use captured
-graphs and compiled layers, and how close a call of one node is to its bandwidth floor. Correct:
+graphs and compiled layers, and whether a call of one node is as close to its bandwidth floor as
+goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the time). Correct:
 attention, and both engines against each other. Lossless: no BUG, no failed sample and, in float32,
 no text that differs from greedy's. Equal: the text of every decoder, transformers' too, is greedy's
 up to numeric ties. One line on stderr per check; OUT/checks.json has the figures; the exit code is
@@ -29,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from goals import FLOOR_SHARES
 from shapes import load_shapes
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -189,7 +191,7 @@ def served(models: Mapping[str, CachedModel]) -> Check:
 
 
 def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
-    """Measure for each model the bandwidth floor / the time of a one-node call."""
+    """Check for each model the bandwidth floor / the time of a one-node call, on a GPU."""
     costs = Costs.measure_grid(
         list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
     )
@@ -197,7 +199,9 @@ def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
         role: (costs.floor_ms(role, context) or 0.0) / getattr(costs, role).call_ms(1, context)
         for role in models
     }
-    return Check("floor", True, {**shares, "copy_gb_per_s": (costs.copy_bytes_per_s or 0) / 1e9})
+    fast = all(share >= FLOOR_SHARES[role] for role, share in shares.items())
+    shares["copy_gb_per_s"] = (costs.copy_bytes_per_s or 0) / 1e9
+    return Check("floor", fast or not torch.cuda.is_available(), shares)
 
 
 def lossless(folder: Path) -> Check:
@@ -207,7 +211,8 @@ def lossless(folder: Path) -> Check:
     verdicts = sum((Counter(row["verdicts"] or {}) for row in decoders.values()), Counter())
     failed = sum(row["failed"] for row in decoders.values())
     unequal = {name: row["unequal"] for name, row in decoders.items() if row["unequal"]}
-    passed = not verdicts["BUG"] and not failed and not (dtype == "float32" and unequal)
+    wrong = verdicts["BUG"] or failed or (dtype == "float32" and unequal)
+    passed = bool(verdicts) and not wrong
     return Check(folder.name, passed, {"verdicts": verdicts, "failed": failed, "unequal": unequal})
 
 
@@ -300,8 +305,8 @@ def main(words: Sequence[str] | None = None) -> int:
             found.append(check(*values, **options))
         except Exception as error:
             found.append(Check(name, False, {"error": f"{type(error).__name__}: {error}"}))
-        figures = "" if found[-1].passed else f" {dict(found[-1].figures)}"
-        print(f"{'passed' if found[-1].passed else 'FAILED'}: {name}{figures}", file=sys.stderr)
+        verdict = "passed" if found[-1].passed else "FAILED"
+        print(f"{verdict}: {name} {dict(found[-1].figures)}", file=sys.stderr)
         if args.kind in ("preflight", "correct"):
             args.folders[0].mkdir(parents=True, exist_ok=True)
             text = json.dumps([asdict(check) for check in found], indent=1)

@@ -13,14 +13,18 @@ STAGE=${STAGE:-$(basename "$0" .sh)}
 RESULTS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}
 LOGS=$RESULTS/$STAGE/logs
 LIMIT_S=${LIMIT_S:-560}
-SITE=${SITE:-$PWD/build/site}
 source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
+SITE=${SITE:-$PWD/build/site}
 
 # A machine without our packages: install the wheels that were carried into a folder of their own, and
 # make the checkout the package.
 export PYTHONPATH=$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ -z "${DRY:-}" ]; then
   if ! "$PYTHON" -c "import hydra, ouroboros.conf" 2>/dev/null; then
+    compgen -G 'build/gpu/*.whl' >/dev/null || {
+      echo "no hydra-core here and no wheels in build/gpu: send that folder too (git ignores it)" >&2
+      exit 1
+    }
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-cache-dir --upgrade --target "$SITE" \
       build/gpu/*.whl || exit 1
     ln -sfn ../baselines ../conf ouroboros/
@@ -55,16 +59,16 @@ shapes() {
 names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; }
 
 # archive: this stage's folder (and those in ALSO) and the compiled kernels, without files of more than
-# 5 MB
+# 5 MiB
 archive() {
   if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
     mkdir -p "$OUT" "$RESULTS/$STAGE"
     env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
     for part in "$STAGE" ${ALSO:-} compiled; do
-      [ ! -d "$RESULTS/$part" ] || find "$RESULTS/$part" -type f -size -5M -print0 |
-        tar --null -T - -czf "$OUT/$part.tar.gz"
+      [ -d "$RESULTS/$part" ] || continue
+      find "$RESULTS/$part" -type f -size -5242881c -print0 | tar --null -T - -czf "$OUT/$part.tar.gz"
+      find "$RESULTS/$part" -type f -size +5242880c -printf 'not in the archive: %p\n' >&2
     done
-    find "$RESULTS/$STAGE" -type f -size +5M -printf 'not in the archive: %p\n' >&2
   fi
 }
 trap archive EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Is it right on this device? Attention and engines; every decoder's text, audited; the tests that
-# need a GPU (noise, graphs, rolled drafts). 8 minutes.
+# need a GPU (noise, graphs, rolled drafts).
 source "$(dirname "$0")/common.sh"
 step correct done "$PYTHON" scripts/gpu/checks.py correct $RESULTS/correct $FLAGS
 measure correct/float32 bench experiment=gpu_correct audit=all $SMALL

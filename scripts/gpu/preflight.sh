@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What would spoil every stage after it: versions, the attention kernel, captured graphs, and a call
-# of one node against its bandwidth floor. 6 minutes with nothing compiled yet. If it fails, mend that first.
+# of one node against its bandwidth floor. If it fails, mend that first.
 LIMIT_S=${LIMIT_S:-360}
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b) || exit 1

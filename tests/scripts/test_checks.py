@@ -9,7 +9,7 @@ from dataclasses import replace
 import checks
 import pytest
 import torch
-from checks import attention_agrees, engines_agree, equal, lossless, main
+from checks import attention_agrees, engines_agree, equal, floor_share, lossless, main
 from shapes import fitting
 from tiny import llama
 
@@ -17,6 +17,7 @@ from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
+from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.engine.model import CachedModel
 
 CPU = torch.device("cpu")
@@ -74,6 +75,24 @@ def test_shapes_have_fewer_layers_where_memory_is_short(memory_gib, layers):
         assert all(("@" in name) == bool(layers) for name in found)
 
 
+@pytest.mark.parametrize(("target_ms", "passed"), [(10, True), (11, False)])
+def test_slow_calls_on_a_gpu_fail_and_their_share_is_printed(
+    target_ms, passed, tmp_path, monkeypatch, capsys
+):
+    feet = {"target": Footprint(950, 950, 0), "draft": Footprint(90, 90, 0)}
+    calls = Surface.constant(target_ms), Surface.constant(1.0)
+    costs = Costs(*calls, footprints=feet, copy_bytes_per_s=100_000.0)
+    monkeypatch.setattr(checks.Costs, "measure_grid", lambda *args, **options: costs)
+    models = dict.fromkeys(("target", "draft"))
+    assert floor_share(models).passed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        checks, "preflight", lambda args, sizes, run: run("it", floor_share, models)
+    )
+    assert main(["preflight", str(tmp_path)]) == (not passed)
+    assert f"'target': {9.5 / target_ms}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_preflight_is_rehearsed(tmp_path):
     words = ["preflight", str(tmp_path), "--small", "--shapes", "cpu-target", "cpu-draft"]
@@ -91,7 +110,8 @@ def test_the_preflight_is_rehearsed(tmp_path):
         ("float32", {"failed": 0, "unequal": 1, "verdicts": {"numeric tie": 1}}, False),
         ("bfloat16", {"failed": 0, "unequal": 1, "verdicts": {"numeric tie": 1}}, True),
         ("bfloat16", {"failed": 0, "unequal": 1, "verdicts": {"BUG": 1}}, False),
-        ("bfloat16", {"failed": 1, "unequal": 0, "verdicts": None}, False),
+        ("bfloat16", {"failed": 1, "unequal": 0, "verdicts": {"identical": 3}}, False),
+        ("bfloat16", {"failed": 0, "unequal": 0, "verdicts": None}, False),
     ],
 )
 def test_a_run_is_lossless_without_bugs_failures_and_float32_differences(

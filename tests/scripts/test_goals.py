@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from goals import draft_floor_share, floor_share, goals
+from goals import draft_floor_share, floor_share, goals, main
 from measured import sample, step
 
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs, Footprint, Surface
 
 COSTS = Costs(
@@ -82,9 +84,39 @@ def test_calls_larger_than_any_timed_give_no_prediction():
 
 def test_repetitive_text_fails():
     plain = [timed("a", "greedy", [step(0, 0, times=(0, 1, 0))] * 20, tokens=(1,) * 20)]
-    found = {goal.name: goal for goal in goals(plain, COSTS, judged=True)}
+    ours = [timed("a", "ouroboros", [step(9, 9, draft_calls=1, times=(0, 1, 0))] * 2)]
+    found = {goal.name: goal for goal in goals([*plain, *ours], COSTS, judged=True)}
     assert found["repetition_of_greedy"].passed is False
+    over = found["ouroboros_over_greedy"]
+    assert over.figure > 3.9 and over.passed is None and "repeats too much" in over.note
     assert floor_share([], COSTS) is None
+
+
+def test_goals_are_written_again_once_the_idle_share_is_known(tmp_path, monkeypatch):
+    """With each stage's own call times."""
+    monkeypatch.setattr(ResultsFolder, "load_samples", lambda folder: run())
+    half = replace(COSTS, copy_bytes_per_s=200_000.0)
+    for gains, costs in (("", COSTS), ("_gains", half)):
+        (tmp_path / f"headline_costs{gains}").mkdir()
+        costs.save(tmp_path / f"headline_costs{gains}" / "costs.json")
+        ResultsFolder(tmp_path / f"headline_t08{gains}" / "all").save_run(
+            {"model": {"engines": {}}}, status="finished"
+        )
+    folders = sorted(map(str, tmp_path.glob("headline_t*/all")))
+
+    def written() -> list[dict[str, str]]:
+        main(folders)
+        tables = [Path(folder, "goals.md").read_text().splitlines() for folder in folders]
+        cells = [[line.split("|") for line in table] for table in tables]
+        return [{row[1].strip(): row[2].strip() for row in table} for table in cells]
+
+    first, second = written()
+    assert first["gpu idle share greedy"] == "nan"
+    floors = [float(one["greedy of floor"]) for one in (first, second)]
+    assert floors[0] == pytest.approx(2 * floors[1], abs=0.002)
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "costs" / "kernel_times.json").write_text('{"idle_share": {"greedy": 0.02}}')
+    assert [one["gpu idle share greedy"] for one in written()] == ["0.020", "0.020"]
 
 
 def test_the_drafts_share_of_its_own_floor_is_the_worst_of_its_contexts():

@@ -28,7 +28,9 @@ finish
 PYTHON = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case "$*" in *{fails}*) echo "no such thing" >&2; exit {code};; esac
-case "$*" in *results_dir=*) echo '"status": "finished"' > "${{*##*results_dir=}}/run.json";; esac
+case "$*" in *results_dir=*)
+  cd "${{*##*results_dir=}}" && echo '"status": "finished"' > run.json && echo > summary.md;;
+esac
 echo '{{"made": true}}'
 """
 
@@ -82,6 +84,13 @@ def test_an_interruption_ends_the_script_and_resumes(run):
     code, asked, said = run(fails="limit=1", code=130)
     assert (code, len(asked)) == (130, 1) and "interrupted: rerun to resume" in said
     assert run()[0] == 0
+
+
+def test_a_run_that_was_killed_before_its_report_gets_one(run, tmp_path):
+    run()
+    (tmp_path / "results" / "one" / "summary.md").unlink()
+    code, asked, _ = run()
+    assert (code, asked) == (0, ["--remake results/one"])
 
 
 def test_extra_options_and_a_results_folder_are_added(run):
@@ -138,8 +147,13 @@ def test_the_headline_is_repeated_with_what_the_costs_found(tmp_path, found):
         assert "_gains" in words[-1] and words[-1].startswith("results_dir=")
     (tmp_path / "costs" / "gains.txt").unlink()
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        commands(headline, "0.8", "gains", RESULTS=str(tmp_path))
+        commands(headline, "0.8", "gains", RESULTS=str(tmp_path), DRY="")
     assert "run costs.sh first" in failed.value.stderr
+
+
+def test_all_stages_are_printed_before_any_has_run(tmp_path):
+    given = commands(GPU[0].with_name("all.sh"), RESULTS=str(tmp_path / "none"))
+    assert len(given) > len(GPU)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +174,9 @@ def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said
         "finish",
     ]
     stage.write_text("\n".join(lines))
+    (tmp_path / "results" / "compiled").mkdir(parents=True)
+    for name, size in (("most", 5 << 20), ("more", (5 << 20) + 1)):
+        (tmp_path / "results" / "compiled" / name).write_bytes(bytes(size))
     done = subprocess.run(
         ["bash", stage],
         env={**os.environ, "OUT": str(tmp_path / "away"), "RESULTS": "results"},
@@ -171,3 +188,35 @@ def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said
     with tarfile.open(tmp_path / "away" / "stage.tar.gz") as archive:
         names = archive.getnames()
         assert any("logs" in name for name in names) and "results/stage/environment.txt" in names
+    with tarfile.open(tmp_path / "away" / "compiled.tar.gz") as archive:
+        assert archive.getnames() == ["results/compiled/most"]
+    assert "not in the archive: results/compiled/more" in done.stderr
+
+
+def test_a_machine_without_packages_installs_the_wheels_or_names_them(tmp_path):
+    """In the checkout, from whatever folder the stage is started."""
+    for name in ("steps.sh", "gpu/common.sh", "gpu/preflight.sh"):
+        (tmp_path / "scripts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexit 1\n')
+    program.chmod(0o755)
+
+    def stage() -> str:
+        done = subprocess.run(
+            ["bash", "preflight.sh"],
+            cwd=tmp_path / "scripts" / "gpu",
+            env={**os.environ, "PYTHON": str(program)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "no wheels in build/gpu: send that folder too" in stage()
+    (tmp_path / "build" / "gpu").mkdir(parents=True)
+    (tmp_path / "build" / "gpu" / "one.whl").write_bytes(b"x")
+    stage()
+    asked = (tmp_path / "asked").read_text().splitlines()[-1]
+    assert asked.endswith(f"--target {tmp_path}/build/site build/gpu/one.whl")
