@@ -89,9 +89,11 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     propose, calls = OnFirstRank.propose, []
 
     def ending(self, tokens, budget):
-        """The second rank is killed in its ninth draft, or both get Ctrl-C there."""
+        """The second rank is killed in its ninth draft, or both get Ctrl-C in the third."""
         calls.append(len(calls))
-        if len(calls) == 9 and (how == signal.SIGINT or os.environ.get("RANK") == "1"):
+        if len(calls) == (9 if how == signal.SIGKILL else 3) and (
+            how == signal.SIGINT or os.environ.get("RANK") == "1"
+        ):
             os.kill(os.getpid(), how)
         return propose(self, tokens, budget)
 
