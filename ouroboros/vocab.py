@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 
 from ouroboros.engine.model import CachedModel
 
+PADDING = 1024  # ids by which models of one tokenizer may differ in size
+
 
 def fingerprint(tokenizer) -> str:
     """Return a short hash of a tokenizer's vocabulary."""
@@ -24,11 +26,18 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
     If a model has no tokenizer yet, it is loaded from the model's folder or local cache, if there.
-    Raises `ValueError` naming the first id at which the tokenizers differ.
+    Raises `ValueError` naming the first id at which the tokenizers differ, or, without tokenizers,
+    if the numbers of ids differ by more than padding explains.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)
     ours, theirs = (m.tokenizer or _tokenizer_at(_origin(m)) for m in (target, draft))
-    if ours is not None and theirs is not None:
+    if ours is None or theirs is None:
+        if abs(target.vocab_size - draft.vocab_size) > PADDING:
+            raise ValueError(
+                f"the target has {target.vocab_size} token ids and the draft {draft.vocab_size}: "
+                "their tokenizers differ; choose a draft of the target's family"
+            )
+    else:
         draft.width = min(draft.width, _known_ids(ours, theirs, len(ours), len(theirs)))
 
 

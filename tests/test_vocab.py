@@ -69,6 +69,13 @@ def test_the_first_difference_is_named():
         check_pair(target, draft)
 
 
+def test_without_tokenizers_sizes_that_padding_does_not_explain_are_refused():
+    narrow, wide = CachedModel(llama()), CachedModel(llama(vocab_size=VOCAB + 1025))
+    for target, draft in ((narrow, wide), (wide, narrow)):
+        with pytest.raises(ValueError, match="choose a draft of the target's family"):
+            check_pair(target, draft)
+
+
 @pytest.mark.parametrize(
     ("target", "draft", "width"),
     [

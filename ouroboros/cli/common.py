@@ -103,7 +103,9 @@ def one_line(error: BaseException) -> str:
         options = [key for key in options if key not in ("_target_", "hydra")]
         *path, name = option[1].split(".")
         names = unknown(name, options) if options else repr(name)
-        text = f"{'.'.join(path) or 'the config'} has no option {names}; +{option[1]}=... adds one"
+        free = path and (path[0] == "hydra" or path[-1].endswith("options"))
+        adds = f"; +{option[1]}=... adds one" if free else ""
+        text = f"{'.'.join(path) or 'the config'} has no option {names}{adds}"
     elif config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
         text = unknown_config(config[1], config[2])
     return text.split("Config search path")[0].strip()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ouroboros.bench.metrics.intervals import FEWEST_PROMPTS
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.report import make_report, write_report
 from ouroboros.bench.report.summary import Summary
@@ -83,3 +84,6 @@ def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> N
     for table in terminal_tables(summary, console.width):
         console.print(table)
         print()
+    if (prompts := summary.facts.prompts) < FEWEST_PROMPTS:
+        few = f"{prompts} prompt{'s' * (prompts != 1)}"
+        print(f"{few}: too few to say which decoder is faster (at least {FEWEST_PROMPTS})\n")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -35,7 +36,10 @@ from ouroboros.engine.cpu_intrinsics import (
     next_item,
     pointer,
 )
+from ouroboros.jit import cache_folder, cached_in, compile_now
 
+HERE = Path(__file__)
+CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of 8
 CHUNK = 64  # keys converted at a time, then used for all rows
 DEPTH = 1024  # inputs that oneDNN sums together; half as many if the layer has no more
@@ -350,7 +354,8 @@ class Kernel:
     """A compiled kernel. Call it with integers and addresses, and with the number of work items."""
 
     def __init__(self, function) -> None:
-        compiled: Any = numba.cfunc(types.void(ADDRESS), cache=True, **FAST)(function)
+        with cached_in(CACHE) as options:
+            compiled: Any = numba.cfunc(types.void(ADDRESS), **options, **FAST)(function)
         self.compiled = compiled  # keeps the code alive
         self.address = compiled.address
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
@@ -390,7 +395,11 @@ class Kernels(NamedTuple):
 
 @cache
 def kernels(dtype: torch.dtype) -> Kernels:
-    """Return the kernels for float32 or bfloat16, compiled now or loaded from numba's cache."""
+    """Return the kernels for float32 or bfloat16, compiled now or loaded from the cache."""
+    return compile_now(lambda: _compile(dtype), CACHE, "the CPU kernels")
+
+
+def _compile(dtype: torch.dtype) -> Kernels:
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def norm(a):

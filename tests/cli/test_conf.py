@@ -140,6 +140,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     options += ["model.dtype=float32", "results_dir=out"]
     code, out, err = run_bench(*options)
     assert code == 0, err
+    assert "2 prompts: too few to say which decoder is faster (at least 8)" in out
     document = json.loads(out.splitlines()[-1])
     assert document["finished"] and document["samples"] == 6
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
@@ -227,12 +228,14 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
             "task has no option 'limt' (did you mean limit?); choose from execute_code, ",
         ),
         ("nope=1", "the config has no option 'nope'; choose from audit, "),
+        ("model.options.revision=main", "+model.options.revision=... adds one"),
     ],
 )
 def test_a_mistyped_name_is_told_with_those_there_are(override, says):
     with pytest.raises(HydraException) as error:
         composed(override)
-    assert says in common.one_line(error.value)
+    told = common.one_line(error.value)
+    assert says in told and ("adds one" in told) == ("options" in override)
 
 
 @pytest.mark.parametrize(

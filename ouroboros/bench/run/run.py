@@ -49,7 +49,7 @@ from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by
 
 BUSY = 20  # percent of load on CPUs or a GPU from which to warn
-INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
+INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
 Say = Callable[[str], object]
@@ -131,7 +131,7 @@ def run(
                     bench.score(folder, bar.update)
             finished = True
         except KeyboardInterrupt:
-            say(INTERRUPTED)
+            say(INTERRUPTED.format(short_path(place)))
         except RankLost:
             folder.save_run(record, status="interrupted")
             raise

@@ -5,27 +5,21 @@ below `NODES`, assigned as the tree grows and discarded at the next step; node 0
 sequence's last token. Invariant: `order` lists the tree's nodes by descending probability, so a
 parent precedes its children.
 
-numba invalidates a cached function only if its own source file changes, but functions are compiled
-into their callers. So the name of the cache folder contains a hash of all sources of this package
-and of the CPU. Without a writable folder every process compiles again. NUMBA_DISABLE_JIT=1 runs the
-functions as Python, for debugging.
+NUMBA_DISABLE_JIT=1 runs the functions as Python, for debugging.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import llvmlite.binding
 import numba
 import numpy as np
 
 from ouroboros.drafters.pool import CONTEXT
+from ouroboros.jit import CONFIG, cache_folder, cached_in
 
-CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Function = TypeVar("Function", bound=Callable)
 
 NODES = 1024  # nodes assigned in one step, dropped nodes included
@@ -169,35 +163,14 @@ def new_memory(vocab: int) -> Memory:
     return Memory(*(np.full(*made) for made in zip(shapes, EMPTY, kinds, strict=True)))
 
 
-def cache_folder() -> Path | None:
-    """Return a writable cache folder for these sources on this CPU; None if there is none."""
-    package = Path(__file__).parent
-    files = [package.parent / "pool.py", *sorted(package.glob("*.py"))]
-    sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    name = f"ouroboros-{sources.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
-    default = [package / "__pycache__", Path("~/.cache/numba").expanduser()]
-    for place in [Path(CONFIG.CACHE_DIR)] if CONFIG.CACHE_DIR else default:  # NUMBA_CACHE_DIR
-        try:
-            (place / name).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(place / name, os.W_OK | os.X_OK):
-            return place / name
-    return None
-
-
-CACHE = cache_folder()
-CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
-"""Whether an earlier process has cached compiled code."""
+PACKAGE = Path(__file__).parent
+CACHE = cache_folder([PACKAGE.parent / "pool.py", *sorted(PACKAGE.glob("*.py"))])
 
 
 def jit(function: Function) -> Function:
     """Compile a function at its first call, or load its cached machine code."""
-    configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(CACHE or "")
-    try:
-        return numba.njit(cache=CACHE is not None)(function)  # type: ignore[return-value]
-    finally:
-        CONFIG.CACHE_DIR = configured
+    with cached_in(CACHE) as options:
+        return numba.njit(**options)(function)  # type: ignore[return-value]
 
 
 class HostCall:

@@ -7,11 +7,9 @@ limited to RING.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pickle import PickleError
 
 import numpy as np
 
@@ -20,9 +18,9 @@ from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import Memory, new_memory, new_state
 from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN, check_range
+from ouroboros.jit import compile_now
 from ouroboros.tree import TokenTree
 
-log = logging.getLogger(__name__)
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
 PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this share
 
@@ -279,30 +277,9 @@ def _tokens(values: Sequence) -> np.ndarray:
 
 @cache
 def warm_up_jit() -> None:
-    """Compile the functions of a step, or load them from the cache, before any step is timed. Log a
-    warning if they must be compiled. Later calls do nothing.
-
-    A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
-    compiles at least one more function, which remains available in this process.
-    """
-    if not state.CACHED:
-        often = (
-            "once" if state.CACHE else "in each process: set NUMBA_CACHE_DIR to a writable folder"
-        )
-        log.warning(f"compiling the drafter for this machine takes some 15 s, {often}")
-    for attempt in range(100):
-        try:
-            return _run_once()
-        except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
-            if state.CACHE is None or attempt == 99:
-                raise
-            if not attempt:
-                log.warning(
-                    f"the compiled code in {state.CACHE} is damaged or cannot be written "
-                    f"({error}): compiling again; free space, or set NUMBA_CACHE_DIR"
-                )
-            for file in state.CACHE.rglob("*.nb[ic]"):
-                file.unlink(missing_ok=True)
+    """Compile the functions of a step, or load them from the cache, before any step is timed. Later
+    calls do nothing."""
+    compile_now(_run_once, state.CACHE, "the drafter")
 
 
 def _run_once() -> None:

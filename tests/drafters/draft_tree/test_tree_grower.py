@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from growing_texts import chain_text, growth, step
 
+from ouroboros import jit
 from ouroboros.drafters.draft_tree import state, tree_grower
 
 RUN = """
@@ -55,19 +56,16 @@ def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tm
 
 
 @pytest.mark.parametrize(
-    ("cache", "cached", "warning"),
-    [
-        (Path("x"), False, "compiling the drafter"),
-        (None, False, "writable"),
-        (Path("x"), True, ""),
-    ],
+    ("files", "warning"),
+    [([], "compiling the drafter"), (None, "writable"), (["grow.begin.nbi"], "")],
 )
-def test_a_warning_precedes_a_long_compilation(monkeypatch, cache, cached, warning):
+def test_a_warning_precedes_a_long_compilation(monkeypatch, tmp_path, files, warning):
     said, before = [], []
     load = tree_grower.Weights.load
-    monkeypatch.setattr(state, "CACHE", cache)
-    monkeypatch.setattr(state, "CACHED", cached)
-    monkeypatch.setattr(tree_grower.log, "warning", said.append)
+    for name in files or ():
+        (tmp_path / name).touch()
+    monkeypatch.setattr(state, "CACHE", None if files is None else tmp_path)
+    monkeypatch.setattr(jit.log, "warning", said.append)
     monkeypatch.setattr(tree_grower.Weights, "load", lambda: before.append(list(said)) or load())
     tree_grower.warm_up_jit.__wrapped__()
     assert said == before[0] and len(said) == bool(warning)
@@ -86,8 +84,7 @@ def test_a_damaged_or_full_cache_is_told_in_one_line_and_survived(monkeypatch, t
 
     (tmp_path / "grow.begin.nbi").write_text("garbage")
     monkeypatch.setattr(state, "CACHE", tmp_path)
-    monkeypatch.setattr(state, "CACHED", True)
-    monkeypatch.setattr(tree_grower.log, "warning", said.append)
+    monkeypatch.setattr(jit.log, "warning", said.append)
     monkeypatch.setattr(tree_grower.TreeGrower, "begin", failing)
     tree_grower.warm_up_jit.__wrapped__()
     assert not left and not list(tmp_path.iterdir())

@@ -1,0 +1,75 @@
+"""Compile functions with numba, and cache the machine code.
+
+numba invalidates a cached function only if its own source file changes, but functions are compiled
+into their callers. So the name of a cache folder contains a hash of all sources that are compiled
+together, and the CPU. Without a writable folder every process compiles again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import PickleError
+from typing import Any, TypeVar
+
+import llvmlite.binding
+import numba
+
+CONFIG: Any = numba.config  # numba sets its attributes when it is imported
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+
+def cache_folder(sources: Sequence[Path]) -> Path | None:
+    """Return a writable cache folder for these sources on this CPU; None if there is none."""
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources))
+    name = f"ouroboros-{digest.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
+    default = [sources[-1].parent / "__pycache__", Path("~/.cache/numba").expanduser()]
+    for place in [Path(CONFIG.CACHE_DIR)] if CONFIG.CACHE_DIR else default:  # NUMBA_CACHE_DIR
+        try:
+            (place / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(place / name, os.W_OK | os.X_OK):
+            return place / name
+    return None
+
+
+@contextmanager
+def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
+    """Context manager: functions decorated with the yielded options are cached in this folder."""
+    configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(folder or "")
+    try:
+        yield {"cache": folder is not None}
+    finally:
+        CONFIG.CACHE_DIR = configured
+
+
+def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
+    """Call a function that compiles `what`, or loads it from the cache; log a warning if it must be
+    compiled.
+
+    A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
+    compiles at least one more function, which remains available in this process.
+    """
+    if folder is None or not any(folder.rglob("*.nbi")):
+        often = "once" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
+        log.warning(f"compiling {what} for this machine takes some 15 s, {often}")
+    for attempt in range(100):
+        try:
+            return compile_all()
+        except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
+            if folder is None or attempt == 99:
+                raise
+            if not attempt:
+                log.warning(
+                    f"the compiled code in {folder} is damaged or cannot be written "
+                    f"({error}): compiling again; free space, or set NUMBA_CACHE_DIR"
+                )
+            for file in folder.rglob("*.nb[ic]"):
+                file.unlink(missing_ok=True)
+    raise AssertionError

@@ -1,0 +1,27 @@
+"""The cache of compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ouroboros.engine import cpu_kernels
+from ouroboros.jit import cache_folder
+
+
+def test_code_is_compiled_again_if_any_of_its_sources_changes(tmp_path):
+    callee, caller = tmp_path / "callee.py", tmp_path / "caller.py"
+    callee.write_text("a")
+    caller.write_text("b")
+    before = cache_folder([callee, caller])
+    assert before is not None and before == cache_folder([callee, caller])
+    callee.write_text("c")
+    assert cache_folder([callee, caller]) not in (before, None)
+
+
+def test_a_kernel_is_compiled_without_a_writable_cache_folder(monkeypatch):
+    """numba refuses to cache a function of a text, which stands for one of a read-only folder."""
+    monkeypatch.setattr(cpu_kernels, "CACHE", None)
+    exec("def add(a):\n    a[0] += a[2]", made := {})
+    block = (ctypes.c_int64 * 3)(1, 0, 41)
+    cpu_kernels.Kernel(made["add"]).alone(block)
+    assert block[0] == 42
