@@ -3,8 +3,8 @@
 Under `sdpa` with a mask, transformers repeats every key and value head for each query head of its
 group, which copies the whole context in each layer, at each step. *Packed* attention instead stacks
 a group's query heads along the query axis, which gives the same sums and reads the cached keys and
-values in place. On a GPU the kernel in `ouroboros.engine.kernels` does the same and also splits the
-slots over the device.
+values in place. On a GPU the kernel in `ouroboros.engine.triton_attention` does the same and also
+splits the slots over the device.
 
 Both are registered through transformers' `AttentionInterface`, also for joint calls of several
 sequences. A model that runs on `sdpa` is switched to one of them; any other model keeps its own
@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ouroboros.engine.joint import register
-from ouroboros.engine.kernels import fits, tree_attention, why_no_kernel
+from ouroboros.engine.triton_attention import fits, tree_attention, why_no_kernel
 
 NAME, KERNEL_NAME = "ouroboros_packed", "ouroboros_kernel"
 log = logging.getLogger(__name__)

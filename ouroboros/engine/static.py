@@ -28,9 +28,9 @@ from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import MOST_HELD, Eager, make_room
-from ouroboros.engine.kernels import block_tokens
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
+from ouroboros.engine.triton_attention import block_tokens
 from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -20,8 +20,8 @@ import torch
 
 from ouroboros.engine.cache import ModelInfo, Slab
 from ouroboros.engine.eager import MOST_HELD
-from ouroboros.engine.kernels import HEAD, most_blocks
 from ouroboros.engine.masks import Layout, Masks
+from ouroboros.engine.triton_attention import HEAD, most_blocks
 
 
 def _table_shape(info: ModelInfo, size: int) -> tuple[int, int, int]:

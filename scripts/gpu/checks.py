@@ -44,9 +44,9 @@ from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.costs import Costs
 from ouroboros.costs.timing import random_tree
 from ouroboros.engine.attention import kernel_attention
-from ouroboros.engine.kernels import fits
 from ouroboros.engine.masks import additive
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.triton_attention import fits
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import ROOT, TokenTree
 

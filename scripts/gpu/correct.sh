@@ -8,7 +8,7 @@ measure correct/float32_sampled bench experiment=gpu_correct audit=all temperatu
 measure correct/bfloat16 bench experiment=gpu_correct audit=all $SMALL model.dtype=bfloat16
 step correct lossless "$PYTHON" scripts/gpu/checks.py lossless \
   $RESULTS/correct/{float32,float32_sampled,bfloat16}
-step correct kernels "$PYTHON" -m pytest -p no:cacheprovider tests/engine/test_kernels.py
+step correct kernels "$PYTHON" -m pytest -p no:cacheprovider tests/engine/test_triton.py
 step correct tests "$PYTHON" -m pytest -m gpu -p no:cacheprovider tests/engine \
   tests/test_select.py
 finish

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tables import KINDS, ONE_FOLDER
+from published_tables import KINDS, ONE_FOLDER
 
 from ouroboros.bench.run.identity import provenance, sources_hash
 

@@ -24,10 +24,10 @@ from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine, why_different
-from ouroboros.engine.kernels import HEAD
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.engine.triton_attention import HEAD
 from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -190,7 +190,7 @@ def test_captured_joint_calls_give_each_text_alone(joined, monkeypatch, family, 
     assert apart == reading
     assert sum(isinstance(key, int) for key in target.engine._calls) > 2
     assert target.engine.shared.count > 8 and not target.engine.shared.slabs
-    monkeypatch.setattr("ouroboros.engine.kernels.SEQUENCES", -1)
+    monkeypatch.setattr("ouroboros.engine.triton_attention.SEQUENCES", -1)
     assert decoded(4) == texts and len(apart) > len(reading)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import update_tables
 from composing import ROOT
-from tables import KINDS, over_runs
+from published_tables import KINDS, over_runs
 
 from ouroboros.bench.metrics.intervals import Interval
 

@@ -1,7 +1,7 @@
 """The Triton kernels against torch's attention and matrix products in float64.
 
 On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and a numpy below 2.4,
-which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py
+which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_triton.py
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ouroboros.engine import kernels, triton_products
+from ouroboros.engine import triton_attention, triton_products
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
 from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.tree import TokenTree
 
 ON_GPU = torch.cuda.is_available()
-RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
-TRITON = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") != "1"
+RUNS = triton_attention.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
+TRITON = triton_attention.triton is not None and os.environ.get("TRITON_INTERPRET") != "1"
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by architecture
 needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -56,7 +56,7 @@ def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype)
     hidden[..., slots // 2 :] = True  # whole parts that nobody sees
     hidden[..., 0] = False
     mask.masked_fill_(hidden, torch.finfo(dtype).min)
-    found = kernels.tree_attention(query, key, value, mask, 0.3)
+    found = triton_attention.tree_attention(query, key, value, mask, 0.3)
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.double(),
         key.double().repeat_interleave(heads // kv_heads, 1),
@@ -93,14 +93,14 @@ def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(heads, kv_heads
         parts.append((shared.slab(256), Layout(known, [1] * missing, tree, held)))
     for pool in shared.whole.pools[shape]:
         pool.copy_(torch.randn(pool.shape, generator=draw))
-    most = kernels.block_tokens(heads, kv_heads)
+    most = triton_attention.block_tokens(heads, kv_heads)
     spare = shared.whole.capacity - 1
     words = torch.from_numpy(pack_jointly(parts, info, size=64, most=most, spare=spare))
     _, _, _, slots, tables = unpack_jointly(words.to(device), info, 64)
     query = torch.randn(1, 64, heads, width, generator=draw).to(device, dtype).transpose(1, 2)
     key, value = (pool[:1, :] for pool in shared.whole.pools[shape])
     for kind, table in tables.items() if window == 50 else [("sliding_attention", tables)]:
-        found, end = kernels.tree_attention(query, key, value, table, 0.3).double(), 0
+        found, end = triton_attention.tree_attention(query, key, value, table, 0.3).double(), 0
         assert found.isfinite().all()
         for slab, layout in parts:
             reach_back = window if kind == "sliding_attention" else None
@@ -155,22 +155,22 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
 
 def test_calls_that_it_does_not_fit_are_left_to_torch():
     query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
-    assert not kernels.fits(query, query, query, mask)  # not on a GPU
-    assert not kernels.fits(query, query, query, None)
+    assert not triton_attention.fits(query, query, query, mask)  # not on a GPU
+    assert not triton_attention.fits(query, query, query, None)
 
 
 @needs_triton
 def test_it_is_tried_where_it_is_to_run():
-    assert kernels.why_no_kernel(torch.device(DEVICE), torch.float32, 32) is None
+    assert triton_attention.why_no_kernel(torch.device(DEVICE), torch.float32, 32) is None
 
 
 def test_a_launch_that_fails_is_a_reason(monkeypatch):
     def fails(*_):
         raise RuntimeError("out of resource: shared memory")
 
-    monkeypatch.setattr(kernels, "triton", kernels.triton or object())
-    monkeypatch.setattr(kernels, "tree_attention", fails)
-    found = kernels.why_no_kernel(torch.device("cpu"), torch.float32, 32)
+    monkeypatch.setattr(triton_attention, "triton", triton_attention.triton or object())
+    monkeypatch.setattr(triton_attention, "tree_attention", fails)
+    found = triton_attention.why_no_kernel(torch.device("cpu"), torch.float32, 32)
     assert found == "out of resource: shared memory"
 
 
@@ -189,13 +189,15 @@ def compiled(
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n != "scale"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "num_stages": stages}
-    return kernels.triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton_attention.triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options=options
+    )
 
 
 def resources(found, folder: Path) -> tuple[int, int]:
     """Registers of a thread, and its bytes of local memory, into which it spills."""
     folder.joinpath("kernel.cubin").write_bytes(found.asm["cubin"])
-    tool = Path(kernels.triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    tool = Path(triton_attention.triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     command = [tool, "--dump-resource-usage", folder / "kernel.cubin"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(re.findall(r"REG:(\d+)", said)[-1]), int(re.findall(r"LOCAL:(\d+)", said)[-1])
@@ -213,8 +215,8 @@ def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, t
     types |= dict.fromkeys(("sums", "tops", "totals"), sums)
     types["mask"] = "*i32" if jointly else "*bf16"
     constants = {"WIDTH": 128, "ROWS": rows, "SLOTS": 64, "PRECISION": "tf32", "WHOLE": whole}
-    constants |= {"JOINTLY": jointly, "HEAD": kernels.HEAD}
-    found = compiled(kernels._attend, types, constants, arch=arch, stages=2)
+    constants |= {"JOINTLY": jointly, "HEAD": triton_attention.HEAD}
+    found = compiled(triton_attention._attend, types, constants, arch=arch, stages=2)
     registers, spilt = resources(found, tmp_path)
     assert 2 * found.metadata.shared <= SHARED_BYTES[arch]
     assert registers <= 255 and spilt == 0
@@ -224,8 +226,8 @@ def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, t
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path):
     types = dict.fromkeys(("sums", "tops", "totals"), "*fp32") | {"out": "*bf16"}
-    constants = {"WIDTH": 128, "PARTS": kernels.MOST_PARTS}
-    found = compiled(kernels._join, types, constants, arch=arch)
+    constants = {"WIDTH": 128, "PARTS": triton_attention.MOST_PARTS}
+    found = compiled(triton_attention._join, types, constants, arch=arch)
     registers, spilt = resources(found, tmp_path)
     assert found.metadata.shared <= 48 << 10 and registers <= 255 and spilt == 0
 
