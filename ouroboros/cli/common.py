@@ -75,12 +75,12 @@ def new_folder(results_dir: str | None) -> ResultsFolder | None:
 
 
 def print_table(table: pd.DataFrame, *, digits: int = 2) -> None:
-    """Print a table with - for NaN."""
+    """Print a table, with "-" in place of NaN."""
     print(known(table, "-").to_string(index=False, float_format=f"{{:.{digits}f}}".format))
 
 
 def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with `missing` for NaN; None suits JSON."""
+    """Return a table with NaN replaced by `missing` (None for JSON)."""
     return table.astype(object).where(table.notna(), missing)
 
 

@@ -166,8 +166,8 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
 
 
 def turns(runners: Sequence[Runner]) -> Iterator[list[Piece]]:
-    """Step the runner with the least time on its clock until all are done; yield the text that each
-    step added."""
+    """Repeatedly step the runner that has used the least time, until all are done; yield the text
+    that each step added."""
     while left := [runner for runner in runners if not runner.done]:
         yield min(left, key=lambda runner: runner.seconds).step()
 
@@ -190,7 +190,7 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return the texts side by side, below their times; unless `whole`, their last lines."""
+    """Return the texts side by side, below their times; only their last lines unless `whole`."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []

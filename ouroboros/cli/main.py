@@ -229,8 +229,8 @@ def tune(add: Callable) -> None:
     setting of the best at a time. The finalists are compared on all prompts.
     Speed is predicted from counts with each of --costs; settings are ranked by
     the geometric mean over files and temperatures. The report (tuning.json,
-    tuning.md) shows how much slower than the best settings found the configured
-    ones are, and those that are best for the other costs. Rerun to resume.
+    tuning.md) shows how much slower the configured settings, and those tuned for
+    the other costs, are than the best ones found. Rerun to resume.
 
     Never tune on a benchmark's prompts.
     """

@@ -63,7 +63,7 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
     machines = []
     for name, own in costs.items():
         decoders = dict(config.decoder)
-        if (FOLDER / "experiment" / f"drafters_{name}.yaml").exists():  # compares by these costs
+        if (FOLDER / "experiment" / f"drafters_{name}.yaml").exists():  # settings for these costs
             compared = composed([f"experiment=drafters_{name}"])["decoder"]
             for decoder, settings in decoders.items():
                 tuned = {k: v for k, v in compared.get(decoder, {}).items() if k in SPACES[decoder]}

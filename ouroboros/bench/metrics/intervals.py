@@ -15,7 +15,7 @@ from scipy.stats import binomtest, bootstrap, gmean
 
 RESAMPLES = 2000
 FEWEST_PROMPTS = 8
-"""With fewer prompts an interval is shown, but no verdict: the bootstrap would be too narrow."""
+"""Minimum number of prompts for a verdict: with fewer, bootstrap intervals are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
 ) -> np.ndarray:
-    """Return each prompt's sums of `amount` and `per`, first the baseline's: [4, prompts].
+    """Return [4, prompts]: each prompt's `amount` and `per`, for the baseline, then the decoder.
 
-    Only repeats that both finished, with all four values known and not 0, are summed; with `equal`,
-    only those in which both have the same tokens.
+    These are sums over the repeats that both finished and whose four values are known and not 0;
+    with `equal`, only over those in which both generated the same tokens.
     """
     names = [amount, per, "new_tokens"]
     pairs = baseline[names].add_suffix("_base").join(samples[names], how="inner")
@@ -74,10 +74,10 @@ def speedup(
 ) -> Interval | None:
     """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
-    Arguments are `sample_frame`s. Amounts are summed over prompts first; `macro` returns the
-    geometric mean of the prompts' ratios instead, which gives all prompts equal weight. `equal`
-    uses only completions with the same tokens. The interval is a paired percentile bootstrap over
-    prompts. None if no prompt was finished by both.
+    `baseline` and `samples` are `sample_frame`s. Amounts are summed over all prompts, or, with
+    `macro`, the result is the geometric mean of the prompts' ratios, which weighs all prompts
+    equally. `equal` uses only completions with the same tokens. The interval is a paired percentile
+    bootstrap over prompts. None if no prompt was finished by both.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -86,8 +86,8 @@ def speedup(
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
-    """Return the summed amount / summed tokens, with a bootstrap interval over prompts; None if an
-    amount is unknown."""
+    """Return the sum of `amount` / the sum of tokens, with a bootstrap interval over prompts; None
+    if an amount is unknown."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
     known = len(sums) and samples[amount].notna().all()
@@ -95,20 +95,20 @@ def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Return a share with Wilson's score interval."""
+    """Return successes / trials with Wilson's score interval."""
     ends = binomtest(successes, trials).proportion_ci(method="wilson")
     return Interval(successes / trials, float(ends.low), float(ends.high))
 
 
 def per_token(*sums, axis=-1):
-    """Return amount / tokens from sums by prompt, or from `paired` sums the baseline's amount /
-    tokens divided by the decoder's. `axis=()` gives a value per prompt."""
+    """Return amount / tokens for two arrays of sums by prompt; for the four arrays of `paired`, the
+    baseline's ratio / the decoder's. `axis=()` returns a value per prompt."""
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens
 
 
 def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
-    """Return a statistic with a bootstrap interval; each row of `data` has a value per prompt."""
+    """Return `statistic(*data)` with a bootstrap interval; `data` is [arrays, prompts]."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:

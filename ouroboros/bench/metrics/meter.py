@@ -19,7 +19,7 @@ class Meter:
         self._started = 0.0
 
     def start(self) -> float:
-        """Wait for earlier work and reset the peak memory; return the time in seconds."""
+        """Wait for earlier work, reset the peak memory and start the clock; return its reading."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)
@@ -27,8 +27,8 @@ class Meter:
         return self._started
 
     def stop(self) -> dict:
-        """Wait for the GPUs; return `wall_s` and `peak_bytes` since `start`, the latter summed over
-        GPUs; on a CPU it is None, because a peak is known per process only."""
+        """Wait for the GPUs; return `wall_s` and `peak_bytes` since `start`. The peak is the sum
+        over GPUs, or None on a CPU, where only the peak of the whole process is known."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started

@@ -1,8 +1,8 @@
 """All metrics, one entry of `METRICS` each. Tables, files and the glossary are made from it.
 
 Terms: a *step* is one iteration of the loop, with one target call; *accepted* excludes the bonus
-token and *new* includes it. The formula of a metric is computed for one decoder; its parameter
-names say what it needs:
+token and *new* includes it. A metric's formula is computed for one decoder at a time; the names of
+its parameters select its inputs:
 
     samples     the decoder's completions, a `sample_frame`    steps   their steps, a `step_frame`
     greedy      greedy's completions                           failed  its failed samples
@@ -50,11 +50,11 @@ class Metric:
     `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
     `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
     interval. `timed`: unavailable if jobs shared the device. `priced`: needs costs. `by_group`:
-    also computed for each group of prompts. `tables` names the tables that show it as a column
-    ("default" on the terminal; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON
-    line), and tables of only this metric, a column per decoder: "comparison" (a row per run),
-    "groups".
-    `instead_of`: in "default" only if none of these metrics is available.
+    also computed for each group of prompts. `tables` lists the tables with a column for it:
+    "default" (terminal), "speed", "lead", "time", "counts", "trees", "headline" (the JSON line).
+    "comparison" and "groups" are tables of this metric alone, with a column per decoder and a row
+    per run or group of prompts. `instead_of`: shown in "default" only if none of these metrics is
+    available.
     """
 
     name: str
@@ -114,9 +114,9 @@ class Registry(dict[str, Metric]):
     ) -> dict:
         """Return every metric of one decoder's completions, by name.
 
-        `given` has the other parameters of formulas (see above), with other decoders' completions
-        as samples or a `sample_frame`. A metric is None if a parameter is missing, or if it needs
-        times and `timed` is false. `groups`: only compute the metrics with `by_group`.
+        `given` has the formulas' other inputs (see the module docstring); completions of other
+        decoders are samples or a `sample_frame`. A metric is None if an input is missing, or if it
+        needs times and `timed` is false. `groups`: only compute the metrics with `by_group`.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, "in_law": False, **given}
@@ -169,7 +169,7 @@ def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
 
 
 def user_throughput(samples: Frame) -> float | None:
-    """Return tokens per second of a single sequence in a batch; None outside batches."""
+    """Return tokens per second of a single sequence in a batch; None without batches."""
     batched = samples.query("batch_size > 1")
     return ratio(batched.tokens, batched.latency_s)
 

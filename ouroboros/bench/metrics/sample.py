@@ -19,10 +19,10 @@ from ouroboros.trace import StepRecord
 PLAIN, METHOD = "greedy", "ouroboros"
 """The decoders that others are compared with, by their names in a run."""
 COST_RATIO = 0.176
-"""Default cost of a draft call in target calls, for runs that do not record it: the ratio of the
-weights' bytes of the published pair, Yi-6B and Yi-34B."""
+"""Default cost of a draft call in target calls, for runs that do not record it: the weight bytes of
+Yi-6B / those of Yi-34B, the pair of the published results."""
 NO_FIELDS = ("speculative_decoding", "energy_j")
-"""Keys of a sample's line that are no fields: derived, or of older runs."""
+"""Keys of a sample's line that are not fields: derived values, and values of older runs."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Sample:
     `ttft_s` and `peak_bytes` (device memory) are None if unknown. A failed sample has a reason in
     `error` and no tokens. `group` is the prompt's category or "".
 
-    With a `batch_size` above 1, `wall_s` and `ttft_s` are the row's share of the batch's time: the
-    seconds of each step, divided by the rows that took it. The row was decoded from `began_s` to
-    `ended_s`, in seconds since its batch began; `batch` numbers the batches of a decoder.
+    With a `batch_size` above 1, `wall_s` and `ttft_s` are the sample's share of the batch's time:
+    the seconds of each step / the number of sequences in it. The sample was decoded from `began_s`
+    to `ended_s`, in seconds since its batch began; `batch` is the number of this batch in the run.
     """
 
     example: str
@@ -95,8 +95,8 @@ def sample_frame(
 
     - `tokens`; `decode_s` and `decode_tokens`: after the first step (NaN and 0 if its time is
       unknown)
-    - `latency_s`: the time that a user waits; `ttft_s` too is a user's time here, whereas `wall_s`
-      and `decode_s` are shares of a batch's time
+    - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
+      and `decode_s` remain shares of a batch's time
     - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
     - `predicted_s` and `cost` (in target calls of one node): from `costs`; NaN in all rows if the
       costs do not cover every sample
@@ -118,7 +118,7 @@ def sample_frame(
         for s in samples
     ]
     frame[["predicted_s", "cost"]] = float("nan")
-    if costs is not None and alone.all():  # costs are those of one sequence's calls
+    if costs is not None and alone.all():  # costs are for calls of a single sequence
         with suppress(ValueError):
             frame["predicted_s"] = [costs.predict(sample).wall_s for sample in samples]
             frame["cost"] = [costs.cost(sample)[0] for sample in samples]
@@ -175,5 +175,5 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
 
 
 def step_s(step: StepRecord) -> float:
-    """Return a step's seconds, in both models and on the host together."""
+    """Return a step's seconds: draft, target and host."""
     return step.draft_s + step.verify_s + step.host_s

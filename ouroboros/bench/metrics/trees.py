@@ -1,7 +1,7 @@
 """Draft trees and their outcomes: sizes, sources, and estimated against actual acceptance.
 
-Invariant: estimates are compared with outcomes only at children of accepted nodes, where the target
-chose a token, whether or not the loop kept that token.
+Invariant: estimates are compared with outcomes only at children of accepted nodes, where the
+target's next token is known, even if the loop truncated the output before that token.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ProposedTree(NamedTuple):
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
 
-    `nodes`, `depth` and `leaves` are means over steps, without the root. For each source: how many
-    nodes were `proposed`, how many of these had an accepted parent (`judged`), how many of those
-    were `right`, and their mean estimated probability, `thought`.
+    `nodes`, `depth` and `leaves` are means over steps, without the root. `sources` has, by source,
+    the number of nodes `proposed`, the number `judged` (with an accepted parent), the number of
+    judged nodes that were `right`, and the judged nodes' mean estimated probability, `thought`.
     """
     if not steps:
         return None
@@ -77,8 +77,8 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
-    Returns the mean log loss (natural logarithms), the log loss of a constant estimate (the mean),
-    the mean estimate `thought` and the share of right outcomes, `came`.
+    Returns the mean log loss (natural logarithms), the log loss of always estimating the mean
+    outcome, the mean estimate `thought`, and the share of true outcomes, `came`.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["log_loss"], 4), round(found["thought"], 4), round(found["came"], 4)

@@ -31,7 +31,7 @@ PromptOf = Callable[[str, int], Sequence[int]]
 @dataclass(frozen=True)
 class RecordedRun:
     """One prompt and its continuation. `finish` is "eos", "length", "context" or "stop"; `group` is
-    the category; `predictions` has those after tokens that are not in the text."""
+    the category; `predictions` are the target's, after tokens that are not in the text."""
 
     example: str
     prompt: tuple[int, ...]
@@ -51,8 +51,8 @@ class RecordedRun:
 class RecordedRuns:
     """Runs of one target with the same settings.
 
-    `max_new` None: each run has its recorded length. `dtype` is the models' dtype by torch's name,
-    None if unknown.
+    `max_new` None: each run has its recorded length. `dtype` is the models' dtype, such as
+    "bfloat16"; None if unknown.
     """
 
     runs: Sequence[RecordedRun]

@@ -32,7 +32,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-FULL = 2  # runs per sequence of a batch, at least
+FULL = 2  # minimum runs per sequence of a batch
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
@@ -64,7 +64,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Count the rates in recorded predictions; None if a kind of node is missing."""
+        """Measure the rates on recorded predictions; None unless both kinds of nodes occur."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens
@@ -77,8 +77,8 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Simulate a prediction off the text or beyond its end: the text's token at this position
-        with the node's rate, else a random token of the text. Deterministic."""
+        """Simulate the prediction after a path that left the text or reached its end: the text's
+        token at this position with the node's rate, else a random token. Deterministic."""
         along, off = place
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
@@ -89,8 +89,8 @@ class OffTextRates:
 
 
 USUAL_RATES = OffTextRates(0.7, 0.04)
-"""Counted on the reference pair, development text, greedy: 0.64 to 0.80 and 0.03 to 0.05 over
-lookahead and Ouroboros at small and large windows."""
+"""Typical rates. Measured on greedy development text of the reference pair: 0.64 to 0.80 and 0.03
+to 0.05, with lookahead and Ouroboros at small and large windows."""
 
 
 class RecordedChoice(TokenSelector):
@@ -136,9 +136,9 @@ class Predictions(Sequence[int]):
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
-    """Raise `ValueError` for a decoder that cannot be replayed on these runs: a decoder of another
-    engine, one that reads the target's probabilities or ranks, one that drafts in another dtype
-    and, without `rates`, one that learns from unrecorded predictions.
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs: another engine's, one
+    that reads the target's probabilities or ranks, one whose draft has another dtype, one with a
+    simulated draft on sampled text and, without `rates`, one that reads unrecorded predictions.
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -185,7 +185,7 @@ def begun(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> Decoding:
-    """Return the decoding of a recorded run, before its first step. Raises as `replay_run`."""
+    """Return a `Decoding` that replays a run, before its first step. Raises as `replay_run`."""
     check_drafter(drafter, recorded, rates=rates)
     length = len(run.new_tokens)
     limit = max_new or recorded.max_new or length
@@ -253,8 +253,8 @@ def replay_together(
     """Replay all runs in batches of `size` with `decode.together`; return samples with the times
     that `costs` predict for the joint steps. `make` makes a drafter for each sequence of a batch.
 
-    When a run ends, the next one takes its place. Runs are repeated until there are at least
-    `FULL` x `size`. Raises as `replay_run`, and `ValueError` if the costs have no draft.
+    When a run ends, the next one takes its place. The list of runs is repeated until it has `FULL`
+    x `size` entries or more. Raises as `replay_run`, and `ValueError` if the costs have no draft.
     """
     count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
     runs = islice(cycle(recorded.runs), count)

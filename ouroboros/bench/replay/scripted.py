@@ -26,7 +26,7 @@ class ScriptedModel(TreeModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return no logits: the selector looks up the tokens."""
+        """Count the call; return no logits, because the selector looks up the tokens."""
         missing = 0 if sequence.calls else len(tokens) - 1
         sequence.calls += 1
         sequence.forwards += 2 if fed_apart(missing, tree) else 1
@@ -39,7 +39,7 @@ class ScriptedModel(TreeModel):
 
 
 class Drafting:
-    """A drafter whose draft model always uses the selector `choose`, not the target's."""
+    """Wraps a drafter so that its draft model always selects with `choose`, not as the target."""
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         self.drafter, self.choose = drafter, choose

@@ -49,7 +49,7 @@ class DraftErrorModel:
     5); in the remaining ones it is not among the five choices. `confidence[rank]`: recorded
     probabilities of the five choices, descending, for positions at which the right token has that
     rank (or `NOWHERE`). `odds`: the odds of agreement in repeated text (see `repeats`) / the odds
-    elsewhere, because a draft is right more often where a lookup is right too. `about` describes
+    elsewhere; a draft is right more often where an n-gram lookup is right too. `about` describes
     the pair in plain values.
     """
 
@@ -131,7 +131,7 @@ class SimulatedDraft(ScriptedModel):
         self.errors = DraftErrorModel.load() if errors is None else errors
         again = [one for run in runs for one in repeats(run.tokens)[len(run.prompt) :]]
         share = sum(again) / max(1, len(again))
-        if isinstance(agreement, Sequence):  # given that the positions before are right
+        if isinstance(agreement, Sequence):  # conditional on all earlier positions being right
             self._rates = [(b / a if a else 0.0,) * 2 for a, b in pairwise(curve)]
         else:
             self._rates = [rates_at(agreement, self.errors.odds, share)]
@@ -242,8 +242,7 @@ def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], 
     """Return the logarithms of ranked probabilities, made strictly descending, and of the
     probability of every other id.
 
-    The remaining probability is divided equally among the other ids, of `width` in all; they rank
-    last.
+    The other ids (of `width` ids in all) share the remaining probability equally and rank last.
 
     >>> [round(math.exp(log), 3) for log in _log_shares((0.6, 0.2, 0.1, 0.05, 0.0), 105)[0]]
     [0.6, 0.2, 0.1, 0.05, 0.0]

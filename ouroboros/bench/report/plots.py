@@ -38,7 +38,7 @@ BARS = {
 SPEED = ("latency_speedup", "predicted_speedup")
 COST = ("cost_per_token", "calls_per_token")
 FEWEST_STEPS = 10
-"""Positions that fewer steps reached are left out, because they are noise."""
+"""Positions reached by fewer steps are left out, because their shares are noise."""
 PHASES = {
     "draft": style.Mark(style.ORANGE, hatch="//"),
     "verify": style.Mark(style.BLUE),
@@ -190,7 +190,7 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
     """Draw speedup and cost against one setting, with a mark per decoder.
 
     `values[i]` is the setting in `summaries[i]`. Numbers are drawn to scale and joined by lines;
-    words keep their order. None with fewer than two values.
+    other values keep their order. None with fewer than two values.
     """
     numeric = all(isinstance(value, int | float) for value in values)
     order = np.argsort(values) if numeric else range(len(values))
@@ -239,7 +239,7 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     for at, (name, mark) in enumerate(marks.items()):
         own = frame.xs(name, level="decoder")
         look = mark.points(label=name, yerr=style.reach(own, metric))
-        apart = 2 ** ((at - (len(marks) - 1) / 2) / 24)  # error bars beside each other
+        apart = 2 ** ((at - (len(marks) - 1) / 2) / 24)  # so that error bars do not overlap
         left.errorbar([sizes[run] * apart for run in own.index], own[metric], **look)
         across, up = users.xs(name, level="decoder"), own["output_throughput"]
         right.plot(across, up, color=mark.colour, marker=mark.marker, linestyle=mark.line)
@@ -267,7 +267,7 @@ def _title(metric: str) -> str:
 
 
 def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
-    """Return the frames of all runs by index and decoder, and their metrics of speed and cost."""
+    """Return one frame, indexed by run and decoder, and the metrics of speed and cost to draw."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame: Any = pd.concat(frames, names=["run", "decoder"])
     return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]

@@ -131,7 +131,7 @@ class Profile:
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the main tables as text: "floor" (the smallest call of each model and context,
         with its bandwidth floor), "steps" (means by decoder) and, if weights were prepacked,
-        "packed" (the timings that decided it)."""
+        "packed" (the times of plain and packed weights)."""
         fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
         floor = self.calls[fewest].drop(columns="spread_ms")
         frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
@@ -187,7 +187,8 @@ def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:
-    """Return a row per model, context and nodes: ms, spread_ms, read_mb, floor_ms, floor_share."""
+    """Return a row per model, context and nodes: ms, spread_ms, read_mb (weights and cache), the
+    bandwidth floor floor_ms, and floor_share (floor / ms)."""
     rows: list[tuple] = []
     for model, surface in (("target", costs.target), ("draft", costs.draft)):
         footprint = costs.footprints.get(model)

@@ -215,8 +215,8 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
     """Return the settings that differ between configs; settings that always change together form
     one group. The value of a missing setting is None.
 
-    A group is named by the shortest ending that all its members and no other setting have, or else
-    by the last components of two members.
+    A group is named by the shortest dotted suffix that all its members share and no other setting
+    has, or else by the last components of its first two members.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -277,7 +277,7 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
-    """Return a run's tables and plots (`drawn`, like `PLOTS`); `label` is the run's name."""
+    """Return a run's tables and plots (`drawn`, in the form of `PLOTS`); `label` is its name."""
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"
@@ -304,9 +304,9 @@ def slug(label: str) -> str:
 
 
 def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
-    """Return the section of a sweep or of separate runs: tables with a row per run, line plots over
-    a single setting. Separate runs and sweeps over many settings show runs by name.
-    """
+    """Return the section that compares the runs of a sweep, or separate runs: tables with a row per
+    run, and line plots if a single setting varies. Runs are identified by their settings, or by
+    name if they are no sweep or too many settings vary."""
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
     by_settings = sweep is not None and 0 < len(settings) <= MOST_COLUMNS

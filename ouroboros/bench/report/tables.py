@@ -153,7 +153,7 @@ def comparisons(
     column per decoder. `lead` has the first columns, which identify the runs.
     """
     costs = ", ".join(
-        dict.fromkeys(  # predicting a timed run with costs that it measured is a fit
+        dict.fromkeys(  # costs measured in a timed run itself give a fit, not a prediction
             f.costs + " (a fit)" * (f.timed and "with the run" in f.costs)
             for one in summaries
             if (f := one.facts).costs
@@ -227,7 +227,7 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
 
 
 def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; \\ref{tab:<name>} names it)."""
+    """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; its label is tab:<name>)."""
     frame.to_csv(stem.with_suffix(".csv"), index=False)
     caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
     options: Any = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
@@ -238,8 +238,8 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
 def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
-    """Return a table of one metric: a row per frame, which begins with the cells in `rows`, and a
-    column per decoder."""
+    """Return a table of one metric, with a row per frame and a column per decoder; `rows` has the
+    first cells of each row."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 

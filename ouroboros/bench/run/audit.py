@@ -1,4 +1,4 @@
-"""Audit a run: compare every completion with the one standard decoding gives for the same prompt.
+"""Audit a run: compare every completion with standard decoding's completion of the same prompt.
 
 Invariant: a missing completion never passes. In a finished run, the verdict is BUG for missing and
 failed completions, and for those that end without an end token, limit or stop string. It is "not

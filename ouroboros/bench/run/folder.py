@@ -116,7 +116,7 @@ class ResultsFolder:
         old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
         if overwrite:
             (self.path / SAMPLES).write_bytes(b"")
-        for name in MADE if overwrite else (AUDIT, "audit.md"):  # verdicts on other samples
+        for name in MADE if overwrite else (AUDIT, "audit.md"):  # the audit covers old samples only
             for path in self.path.glob(name):
                 path.unlink()
         resumed = 0 if old is None else old.get("resumed", 0) + 1
@@ -142,8 +142,8 @@ class ResultsFolder:
         return found
 
     def engines(self) -> dict[str, str]:
-        """Return the engine of each model of this folder's run on a CPU: timing chose it, so a
-        resumed run must not choose again. Empty for a new run."""
+        """Return the engine of each model that this folder's run recorded on a CPU. It was chosen
+        by timing, so a resumed run must not choose again. Empty for a new run or on a GPU."""
         model = self.load_run().get("model", {}) if (self.path / RUN).exists() else {}
         if model.get("device") != "cpu":
             return {}

@@ -46,9 +46,9 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = frozenset((".py", ".json", ".jsonl", ".yaml", ".csv", ".safetensors"))
 NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics/(?!meter)))")
-"""Files that do not affect samples: folders, and data beside the code by suffix."""
+"""Folders whose files do not affect samples."""
 WHOLE_BYTES = 64 << 20
-"""Files up to this size are hashed completely, larger ones in samples."""
+"""Files up to this size are hashed completely, larger ones only in `SAMPLES` places."""
 SAMPLES, SAMPLE_BYTES = 32, 64 << 10
 MODEL_FILES = frozenset(
     (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py", ".gguf")
@@ -76,7 +76,7 @@ def settings(config: RunConfig) -> dict:
 
 
 def environment(run: Mapping) -> dict[str, object]:
-    """Return what all samples of a run share: versions, device, threads and code."""
+    """Return the environment that all samples of a run share: versions, device, threads, code."""
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
@@ -94,7 +94,7 @@ def changes(old: Mapping, new: Mapping) -> str:
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
-        decoders = run.get("config", {}).get("decoder")  # the first one leads conversations
+        decoders = run.get("config", {}).get("decoder")  # conversations continue the first decoder
         order = list(decoders) if isinstance(decoders, Mapping) else decoders
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}

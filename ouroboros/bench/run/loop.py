@@ -1,4 +1,4 @@
-"""The run loop: every decoder on every prompt, interleaved so that drift affects all alike.
+"""The run loop: every decoder on every prompt, interleaved so that drifting speed affects all alike.
 
 Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
 many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
@@ -193,11 +193,11 @@ class Bench:
         number: int = 0,
     ) -> Iterator[Row]:
         """Decode (example, repeat) pairs as a batch, with empty caches and one decoder per
-        sequence; yield each row when it has ended. A failure becomes the `error` of the row's
+        sequence; yield each row as soon as it ends. A failure becomes the `error` of the row's
         sample.
 
-        Later turns of a conversation need `answers`. `number` is the batch's number. The time
-        between two yields, in which samples are written, is not counted.
+        Later turns of a conversation need `answers`. `number` is the batch's number. Time that the
+        caller takes between two yields, to write samples, is not counted.
         """
         rows, tokenizer, known = list[Row](), self.target.tokenizer, self.target.vocab_size
         for example, repeat in batch:
@@ -273,7 +273,7 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Decode rows with another engine, in its batches; yield them as `measured` does."""
+        """Decode rows with another engine, in batches of its own; yield them as `measured` does."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]
@@ -393,7 +393,7 @@ class StopStrings:
         """Return the length of the shortest prefix that contains a stop string, else None."""
         if not self.strings:
             return None
-        # U+FFFD stands for an incomplete character, which any text may have that is cut inside one
+        # Tokens cut inside a character also decode to U+FFFD: then decode from the start.
         partial = "\N{REPLACEMENT CHARACTER}" in "".join(self.strings)
         start = 0 if partial else max(0, self._seen - self._reach)
         ends = range(self._seen + 1, len(new_tokens) + 1)

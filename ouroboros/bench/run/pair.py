@@ -106,7 +106,7 @@ class Pair:
 def load_pair(
     spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
 ) -> Pair:
-    """Load the models. `engines`, by role, replace engine=auto, as a resumed run chose before.
+    """Load the models. `engines`: by role, what engine=auto chose in the run to resume.
 
     Raises a one-line `ValueError` if the models cannot be loaded or paired.
     """
@@ -121,8 +121,8 @@ def load_pair(
 
 
 def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedModel:
-    """Load the "target" or the "draft"; `engine` replaces engine=auto if it is one of a CPU.
-    Raises `ValueError` if that fails."""
+    """Load the "target" or the "draft"; `engine` replaces engine=auto if it is "eager" or "fused".
+    Raises `ValueError` if loading fails."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value

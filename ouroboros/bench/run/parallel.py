@@ -49,7 +49,7 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
             os._exit(1)  # threads may still wait for the lost rank
         except (ValueError, OSError):
             if ranks.rank:
-                sys.exit(2)  # rank 0 prints it
+                sys.exit(2)  # rank 0 prints the error
             raise
 
 
@@ -92,7 +92,7 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return a function that predicts a call's ms, beyond measured sizes in proportion to nodes."""
+    """Return a function that predicts a call's ms: beyond measured sizes, proportional to nodes."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)

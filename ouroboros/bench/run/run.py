@@ -48,7 +48,7 @@ from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by
 
-BUSY = 20  # percent of load on CPUs or a GPU from which to warn
+BUSY = 20  # warn if the load of CPUs or a GPU is above this percentage
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
@@ -80,8 +80,8 @@ def run(
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C or SIGTERM ends the run and
     loses the current sample only. If the folder has no call costs yet, `measure_costs` may return
-    some; otherwise they are measured if a decoder needs them. Raises `ValueError` if the run cannot
-    start or resume.
+    them; if it returns None and a decoder needs costs, they are measured. Raises `ValueError` if
+    the run cannot start or resume.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -106,7 +106,7 @@ def run(
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice))
         if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-        if Path(config.model.target or "").is_absolute():  # run.json omits the path
+        if Path(config.model.target or "").is_absolute():  # run.json keeps only the folder's name
             folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)

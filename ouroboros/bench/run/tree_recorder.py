@@ -66,7 +66,7 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the predictions after tokens that are not in the output, and after its end."""
+        """Return the predictions after nodes that are not in the output, and after its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))

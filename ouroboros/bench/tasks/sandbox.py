@@ -1,8 +1,8 @@
 """Run a completion against its tests in a separate, limited process, and clean up after it.
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
-time, memory, file size and processes (the last does not bind root); when it ends or times out, the
-whole group is killed. If `bwrap` (bubblewrap) is installed and permitted, the check runs inside it:
+time, memory, file size and processes (except for root); when it ends or times out, the whole group
+is killed. If `bwrap` (bubblewrap) is installed and permitted, the check runs inside it:
 no network, a read-only system except for its folder, a PID namespace. Without bubblewrap this stops
 endless loops and memory hogs, but is no security boundary: run hostile programs in a container.
 """
@@ -42,7 +42,7 @@ TRIAL = {
 
 @cache
 def kind() -> str:
-    """Return where checks run on this machine: "bubblewrap" or a plain "process"."""
+    """Return how checks are isolated on this machine: by "bubblewrap", or as a plain "process"."""
     try:
         tried = subprocess.run([*WALLS, "true"], capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired):
