@@ -4,11 +4,11 @@ Under `sdpa` with a mask, transformers repeats every key and value head for each
 group, which copies the whole context in each layer, at each step. *Packed* attention instead stacks
 a group's query heads along the query axis, which gives the same sums and reads the cached keys and
 values in place. On a GPU the kernel in `ouroboros.engine.triton_attention` does the same and also
-splits the slots over the device.
+splits the slots between the multiprocessors.
 
-Both are registered through transformers' `AttentionInterface`, also for joint calls of several
+Both are registered with transformers' `AttentionInterface`, also for joint calls of several
 sequences. A model that runs on `sdpa` is switched to one of them; any other model keeps its own
-implementation. Calls that neither supports go to transformers' own function.
+implementation. Calls that they do not support go to transformers' own function.
 """
 
 from __future__ import annotations

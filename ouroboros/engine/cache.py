@@ -1,9 +1,9 @@
 """A KV cache of preallocated slots, behind transformers' `Cache` interface.
 
 New keys and values are written in place after the slots in use. Accepting a path moves its slots
-together; a rollback only changes the length. No step concatenates or reallocates tensors (they
-double when they are full). While a cache is `aimed`, a device tensor holds the slots to write, and
-the number of slots to read is fixed, so that a captured call can be replayed.
+together; a rollback only changes the length. Tensors are reallocated, at twice the size, only when
+they are full. While a cache is `aimed`, the slots to write are given by a device tensor, and the
+number of slots to read is fixed, so that a captured call can be replayed.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
@@ -51,7 +51,7 @@ EXCLUDED = 1e3  # logits this far below the best are ignored
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how much the logits of two equivalent calls may differ, in standard deviations of the
+    """Return how far the logits of two equivalent calls may be apart, in standard deviations of the
     logits."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
@@ -121,8 +121,8 @@ Pools = dict[LayerShape, tuple[torch.Tensor, torch.Tensor]]
 def allocate(shapes: Mapping[LayerShape, Sequence[int]], slots: int) -> Pools:
     """Return pools for layers of these shapes.
 
-    They are zeroed, since NaNs of unused memory would pass through a mask, and never inference
-    tensors, for which layers would be compiled again.
+    They are zeroed, because NaNs in uninitialised memory would pass through a mask. They are never
+    inference tensors, because layers would be recompiled for these.
     """
     pools = {}
     for shape, members in shapes.items():
@@ -213,7 +213,7 @@ class SlotCache(Cache):
         end = start + len(slots)
         if slots != list(range(start, end)):
             for shape, (keys, values) in self.pools.items():
-                pinned = shape.device.type == "cuda"  # else the copy would wait
+                pinned = shape.device.type == "cuda"  # a copy of pageable memory blocks the host
                 index = torch.tensor(slots, pin_memory=pinned).to(shape.device, non_blocking=True)
                 keys[:, :, start:end] = keys.index_select(2, index)
                 values[:, :, start:end] = values.index_select(2, index)
@@ -221,7 +221,7 @@ class SlotCache(Cache):
 
 
 class Slab(SlotCache):
-    """The slots of one sequence in the pools of several: `capacity` slots from `first` on."""
+    """One sequence's slots in pools shared by several: `capacity` slots from slot `first` on."""
 
     def __init__(self, shapes: list[LayerShape], shared: SharedSlots, index: int) -> None:
         self.shared, self.index = shared, index
@@ -244,9 +244,9 @@ class Slab(SlotCache):
 
 
 class SharedSlots:
-    """Pools shared by several sequences, a slab of `size` slots for each, so that captured calls
-    find all of them at fixed addresses. A sequence that is dropped leaves its slab to the next
-    one. Slots after the last slab are never read: padding is written there."""
+    """Pools shared by several sequences, with a slab of `size` slots for each, so that captured
+    calls find all of them at fixed addresses. The slab of a dropped sequence is reused. The slots
+    after the last slab are for padding: they are written but never read."""
 
     def __init__(self, shapes: list[LayerShape]) -> None:
         self.whole, self.shapes = SlotCache(shapes, 1), shapes
@@ -262,7 +262,7 @@ class SharedSlots:
         return slab
 
     def grow(self, slabs: int, slots: int) -> None:
-        """Grow to at least so many slabs of so many slots, at least doubling what is too small."""
+        """Grow to at least `slabs` slabs of `slots` slots each; at least double what grows."""
         wanted, now = (slabs, slots), (self.count, self.size)
         if any(want > had for want, had in zip(wanted, now, strict=True)):
             self.count, self.size = (

@@ -53,7 +53,7 @@ class DeduplicatePass(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # a model takes 4 to 8
+RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # models need 4 to 8
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
 
@@ -103,7 +103,7 @@ class CompiledLayers:
             setattr(owner, name, other)
             if isinstance(other, ProductColumns):
                 other.alone = self.tuned is not False
-        # Equal sizes must stay distinct symbols. A layer that fails to compile raises an error.
+        # Two axes of equal size must not be compiled as one symbol.
         sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         try:
             with sizes, dynamo_config.patch(RECOMPILING):
@@ -151,8 +151,8 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 class ProductColumns(nn.Module):
     """Columns `start` to `end` of the matrix product with the weights of one or several
-    projections. Computed by a `kernel` of `engine.triton_products`, or for a single row by
-    separately compiled code (`alone`), if there is any."""
+    projections. With `kernel`, it is computed by `engine.triton_products`, except for a single row
+    if `alone` is set; otherwise by code compiled with the layer."""
 
     alone = True
 

@@ -52,7 +52,7 @@ def float_of(context, bits):
 
 @intrinsic
 def pointer(context, address):
-    """Return an address as a pointer."""
+    """Convert an address to an untyped pointer."""
     return types.voidptr(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
         arguments[0], BYTE.as_pointer()
     )
@@ -60,7 +60,7 @@ def pointer(context, address):
 
 @intrinsic
 def next_item(context, counter):
-    """Return the counter and add one to it, as one step for all threads."""
+    """Return the value of a counter shared by threads, and increment it atomically."""
     return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
         "add", arguments[0], LONG(1), "monotonic"
     )
@@ -68,7 +68,7 @@ def next_item(context, counter):
 
 @intrinsic
 def counter_at(context, address):
-    """Return the address of an integer as a pointer to it."""
+    """Convert a counter's address to the pointer that `next_item` takes."""
     return ADDRESS(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
         arguments[0], LONG.as_pointer()
     )
@@ -87,16 +87,16 @@ def call(context, address):
 
 
 def _multiplier(fetch: int):
-    """Return `multiply_block`, which prefetches `fetch` lines of 64 bytes per step."""
+    """Return a `multiply_block` that prefetches `fetch` cache lines (64 bytes each) per step."""
 
     @intrinsic
     def multiply_block(context, like, rows, stride, count, weight, sums, steps, more, ahead):
-        """Set `sums`, [4, 64] float32 (or add to them, with `more`), to the products of four rows
-        with 64 columns over `steps` inputs (pairs of them in bfloat16).
+        """Multiply four rows by 64 columns of a weight over `steps` inputs (pairs of inputs in
+        bfloat16). Write the products to `sums`, [4, 64] float32; with `more`, add them instead.
 
-        `rows` and `stride` are in bytes. Of fewer than four rows (`count`), the first is read again
-        in place of the missing. Each step reads 64 columns from `weight`, then prefetches from
-        `ahead` on to the second-level cache. The array `like` has the dtype, bfloat16 as 16 bits.
+        `rows` is the first row's address, `stride` the bytes between rows. If `count` is below
+        four, the first row takes the place of missing rows. Each step prefetches from `ahead` into
+        the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
         """
         half = like.dtype.bitwidth == 16
 

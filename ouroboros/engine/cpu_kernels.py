@@ -1,4 +1,4 @@
-"""CPU kernels for everything in a decoder except the linear layers.
+"""CPU kernels for the operations of a decoder: each on its own, and a whole model in one call.
 
 Each kernel computes every row independently and in a fixed order, so a row's result is bitwise
 identical in any call. Kernels take addresses and are called through ctypes, which costs one or two
@@ -41,12 +41,12 @@ from ouroboros.jit import cache_folder, cached_in, compile_now
 HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of 8
-CHUNK = 64  # keys converted at a time, then used for all rows
-DEPTH = 1024  # inputs that oneDNN sums together; half as many if the layer has no more
+CHUNK = 64  # keys converted to float32 at a time, then used for all rows
+DEPTH = 1024  # inputs per partial sum of oneDNN; half of it for layers with at most DEPTH inputs
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
-LAYER_FIELDS, PART_FIELDS = 13, 11  # of the tables of `decode`
-FAST: dict[str, Any] = {  # no rules for NaN and infinity
+LAYER_FIELDS, PART_FIELDS = 13, 11  # columns of the layer and sequence tables of `decode`
+FAST: dict[str, Any] = {  # sums may be reordered and fused; NaN and infinity stay valid
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
 }
@@ -109,7 +109,7 @@ def _norm(row, weight, out, eps):
 
 @numba.njit(**FAST)
 def _turn(row, cos, sin, out, scale):
-    """Apply the rotary embedding to a token's head; write the result times `scale`."""
+    """Apply the rotary embedding to one head of one token; write the result times `scale`."""
     half = len(row) // 2
     for at in range(half):
         x, y = _get(row, at), _get(row, at + half)
@@ -121,8 +121,8 @@ def _turn(row, cos, sin, out, scale):
 
 @numba.njit(**FAST)
 def _copy(source, head, first, slots, target):
-    """Copy the keys or values in `slots` to `target` as float32; if `slots` is empty, copy from
-    slot `first` on."""
+    """Copy the keys or values in `slots` to `target` as float32; if `slots` is empty, those of
+    consecutive slots from `first` on."""
     for row in range(len(target)):
         line = source[head, slots[row] if len(slots) else first + row]
         for column in range(len(line)):
@@ -181,11 +181,11 @@ def _softmax(scores, skip, count):
 
 @numba.njit(**FAST)
 def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tails, out):
-    """Attend with the scaled queries [n, heads, width] of one key head's group.
+    """Attend with one key head's group of the scaled `queries`, [n, heads, width]; write to `out`.
 
-    A row's keys are, first, the full blocks of its `straight` slots, which it shares with other
-    rows, and then the rest, which are gathered. One loop handles both, so they are summed in the
-    same way.
+    A row attends first to the full blocks of its `straight` slots, which are converted once for all
+    rows, then to its remaining slots, which are gathered for each row. Both are summed by the same
+    loop, in the same order. See `exact.Reach` for `lengths`, `straight`, `tails` and `first`.
     """
     n = len(queries)
     full = straight // BLOCK * BLOCK
@@ -238,11 +238,11 @@ def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tai
 
 @numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, bias, out):
-    """Set `out`, [n, columns], to the product of the rows at an address, [n, width], with a weight
-    in oneDNN's layout, 64 columns per item.
+    """Write to `out`, [n, columns], the product of the rows at address `rows`, [n, width], and a
+    weight in oneDNN's layout. A work item is 64 columns.
 
-    Sums in oneDNN's order: blocks of inputs are summed by themselves, then added up in turn. While
-    later rows multiply a block that the first have read, the next block is fetched.
+    Sums in oneDNN's order: each block of inputs is summed separately, then added to the total. With
+    more than four rows, the first eight prefetch the next block while they multiply this one.
     """
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
@@ -281,8 +281,8 @@ def _multiply_rows(counter, width, rows, weight, bias, out):
 
 @numba.njit(**FAST)
 def _norm_rows(counter, rows, residual, addend, weight, out, eps):
-    """Add to the rows of the residual in place, if there is something to add; set `out` to the
-    norms of the numbered rows."""
+    """For each row index in `rows`: add that row of `addend`, unless it is empty, to the residual
+    in place, and write the sum's RMSNorm to `out`, whose rows are in the order of `rows`."""
     item = next_item(counter)
     while item < len(rows):
         own = residual[rows[item]]
@@ -295,7 +295,7 @@ def _norm_rows(counter, rows, residual, addend, weight, out, eps):
 
 @numba.njit(**FAST)
 def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, queries):
-    """Norm and rotate one row's heads; write its key and value to a slot."""
+    """Apply QK-norm, if any, and rotary embedding to one row; write its key and value to a slot."""
     heads, kv_heads = len(queries), len(keys)
     for head in range(heads):
         q = qkv[head]
@@ -320,7 +320,7 @@ def _wait(barrier, counter):
 
 @numba.njit(**FAST)
 def _gate_rows(counter, both, out):
-    """Set `out` to SiLU(gate) * up, piece by piece."""
+    """Set `out` to SiLU(gate) * up; a work item is `PIECE` columns of a row."""
     n, width = out.shape
     pieces, item = (width + PIECE - 1) // PIECE, next_item(counter)
     while item < n * pieces:
@@ -333,8 +333,8 @@ def _gate_rows(counter, both, out):
 
 
 def _pool():
-    """Return two functions of torch's thread pool, GNU's or Intel's OpenMP: the entry, and the
-    address of the barrier of its threads. None and 0 if there is none."""
+    """Return two functions of torch's OpenMP runtime (GNU's or Intel's): the one that runs a
+    parallel region, and the address of its thread barrier. None and 0 without OpenMP."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
         enter, barrier = (
@@ -351,7 +351,7 @@ POOL, BARRIER = _pool()
 
 
 class Kernel:
-    """A compiled kernel. Call it with integers and addresses, and with the number of work items."""
+    """A compiled kernel. Call it with the number of work items, then its integers and addresses."""
 
     def __init__(self, function) -> None:
         with cached_in(CACHE) as options:
@@ -379,10 +379,10 @@ class Kernels(NamedTuple):
     `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
     keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
     `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
-    `multiply`(n, width, columns, rows, weight, bias, out): a linear layer of packed weights; None
-    if the processor lacks the instructions.
+    `multiply`(n, width, columns, rows, weight, bias, out): a linear layer with packed weights.
+    `decode`: the whole model, as called by `fused.FewRows`. Both need AVX-512, else they are None.
 
-    `eps` and `scale` are the bits of float32.
+    `eps` and `scale` are float32 values, passed as their bits.
     """
 
     norm: Kernel

@@ -4,7 +4,7 @@ The fed tokens of all sequences are concatenated into one row, [1, total], so no
 Keys and values are written to each sequence's slots, and attention runs sequence by sequence with
 that sequence's mask.
 
-On a GPU they are captured if possible (`ouroboros.engine.tables`), otherwise made as here.
+On a GPU, joint calls are captured if possible (`ouroboros.engine.tables`).
 
 Joint calls need an attention function registered here. Invariant: up to rounding, a token's logits
 are those of a call for its sequence alone.
@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from ouroboros.engine.cache import ModelInfo, SlotCache, SlotLayer
 from ouroboros.engine.masks import Layout
 
-SERVED: set[str] = set()  # names of attention functions
+SERVED: set[str] = set()  # names of the attention functions that support joint calls
 
 
 class Share(NamedTuple):

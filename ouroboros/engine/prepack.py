@@ -4,7 +4,7 @@ Reading the weights limits the speed of a call with a few rows. With weights in 
 matrix products of 1 to 8 rows run at memory bandwidth, in float32 and bfloat16. torch's own matrix
 products may be several times slower, or faster, depending on processor, dtype and rows. So both are
 timed on the model's layers, and each row count uses the faster one. Up to 64 rows are multiplied by
-our own kernel where its results are bitwise those of oneDNN, which is tested for each shape.
+our own kernel if its results equal oneDNN's bitwise, which is tested for each shape.
 
 Models that this library loads or builds are packed; call `CachedModel.prepack` for others.
 Invariant: the model's weights are not changed or moved. A packed layer keeps a second copy and uses
@@ -35,8 +35,8 @@ from ouroboros.engine.cpu_intrinsics import COLUMNS, can_multiply
 from ouroboros.engine.cpu_kernels import kernels
 
 ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
-HINT = 4  # rows that the layout is optimised for: no fewer are faster
-MOST = 64  # rows of our own kernel: oneDNN's is as fast for more
+HINT = 4  # rows that the layout is optimised for; optimising for fewer gains nothing
+MOST = 64  # most rows for our own kernel; with more, oneDNN's is as fast
 SERIAL = 1 << 16  # multiplications below which one thread is as fast as several
 HUGE_PAGE, ADVICE = 2 << 20, (14, 25)  # MADV_HUGEPAGE, then MADV_COLLAPSE
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
@@ -46,19 +46,19 @@ TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
 DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
 CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
-COMPANY = (2, 5, 8, 17, 64, 256)  # row counts with which a row's result must be the same
+COMPANY = (2, 5, 8, 17, 64, 256)  # row counts at which a row's result must equal that of one row
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
 log = logging.getLogger(__name__)
 
 
 class Packed:
-    """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
+    """A copy of a weight in oneDNN's layout; `of` is the weight's `_state` when it was copied.
 
-    `faster`: for each of `ROWS`, whether the packed product is faster. `always` is for exact calls:
-    all row counts use the packed product, and oneDNN's of fewer than `HINT` rows is padded to as
-    many: no slower, and the library may sum a single row in another order. `copied` are the weights
-    that one packed product multiplies, by default this one. `address` is that of the layout if our
-    own kernel serves it, else 0.
+    `faster`: for each of `ROWS`, whether the packed product is faster. `always`, for exact calls:
+    use the packed product at all row counts, and pad fewer than `HINT` rows for oneDNN, which may
+    sum a single row in another order; this takes no longer. `copied`: the weights to concatenate in
+    the copy, by default only `weight`. `address` is the copy's address if our own kernel can
+    multiply it, else 0.
     """
 
     joined: JoinedProduct | None = None
@@ -207,7 +207,8 @@ class PackedWeights:
         self.layers, self.facts = [], {}
 
     def check(self, *, closely: bool) -> None:
-        """Drop the packed weights, with a warning, if samples of the weights have changed."""
+        """Drop the packed weights, with a warning, if sampled elements of the weights have changed;
+        `closely` samples every row and column."""
         if self.layers and not torch.equal(torch.cat(self.views[closely]), self.seen[closely]):
             self.give_up()
             log.warning(
@@ -230,7 +231,7 @@ def prepack_linears(
     Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
     of the free memory, or if plain weights are faster for all row counts. `every`: pack small
     layers too, and use packed weights for all row counts, unless plain weights are faster in total
-    (not compared without `timed`). `groups` of layers are joined.
+    (not compared without `timed`). `groups`: layers of the same input, multiplied together.
     """
     least = {} if every else SMALLEST
     layers = [module for module in model.modules() if can_be_packed(module, least)]
@@ -248,8 +249,8 @@ def prepack_linears(
     if every:
         for each in {(unit[0].packed.shape, unit[0].weight.dtype) for unit in units}:
             _check_rows(*each)
-    if not every or (timed and size >= TIMED_BYTES):  # small models: the same choice at each load
-        some = units[:: size // max(1, TIMED_BYTES) | 1]  # odd: layers have units of many shapes
+    if not every or (timed and size >= TIMED_BYTES):  # times of small models would be noise
+        some = units[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
         plain, packed = _time_both(some)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
         if every:
@@ -313,7 +314,7 @@ def _probe(shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
 
 @cache
 def _gives_the_same_bits(shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Return whether our kernel multiplies weights of this shape as oneDNN does, to the bit."""
+    """Return whether our kernel's products with this weight shape equal oneDNN's bitwise."""
     with torch.inference_mode():
         weight, row = _probe(shape, dtype)
         packed, rows, bias = Packed(weight), row.repeat(5, 1), weight[:, 0].contiguous()
@@ -388,8 +389,8 @@ def _state(weight: torch.Tensor) -> tuple:
 
 
 def _writes(input: torch.Tensor) -> int | torch.Tensor:
-    """Return torch's count of writes to a tensor; for an inference tensor, which has none, a
-    copy."""
+    """Return torch's count of writes to a tensor, or a copy of an inference tensor, which has no
+    such count."""
     return input.clone() if input.is_inference() else input._version
 
 
@@ -401,7 +402,7 @@ def _is_unwritten(input: torch.Tensor, before: int | torch.Tensor) -> bool:
 
 
 def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:
-    """Return a view of some elements, as integers, that covers every row and column of a weight."""
+    """Return a strided view of a weight, as integers, with elements of every row and column."""
     step = min(weight.shape)
     while math.gcd(step, weight.shape[1]) > 1:
         step -= 1

@@ -1,12 +1,14 @@
-"""The inputs of a captured joint call, among them a table of what each token sees.
+"""Pack the inputs of a captured joint call, with a table in place of the attention mask.
 
-The cache slots of all sequences lie in shared pools, a slab for each. Row i of the table (int32)
-describes token i for the attention kernel: the first slot of its slab; the first slot that it may
-see, the first slot of its sequence's columns, and their number, all counted from the slab's first;
-two entries that describe block i instead, its first token and its number of tokens; then the mask
-over the columns, a bit each. The columns are the tree's cached nodes and the fed tokens; slots
-before them hold the context. A block is a range of tokens of one sequence that a program attends
-with.
+Each sequence has a slab of consecutive slots in the shared pools. Row i of the table (int32)
+describes token i to the attention kernel; entries 1 and 2 are counted from the slab's first slot:
+
+    0  the slab's first slot               3      the number of columns
+    1  the first slot attended to          4, 5   block i: its first token, its number of tokens
+    2  the slot of the first column        6 ...  the mask over the columns, one bit each
+
+Columns are the sequence's cached tree nodes and fed tokens; slots before them hold the context. A
+block is a range of tokens of one sequence that one program of the kernel handles.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ouroboros.engine.triton_attention import HEAD, most_blocks
 
 
 def _table_shape(info: ModelInfo, size: int) -> tuple[int, int, int]:
-    """Return [tables, tokens, entries]; mixed layer types take two tables, the second windowed."""
+    """Return (tables, tokens, entries): two tables if layer types are mixed, the second with the
+    sliding window."""
     return 1 + (info.layer_types is not None), size, HEAD + -(-(MOST_HELD + size) // 32)
 
 
@@ -36,7 +39,7 @@ def pack_jointly(
     needs more blocks than a call of this size has. A block has at most `most` tokens.
 
     In order: ids, rows of the logits, positions and slots (`size` words each), and the tables.
-    Padding is written to the slot `spare` and sees only the first slot of all.
+    Padding is written to the slot `spare` and attends only to slot 0.
     """
     shape = _table_shape(info, size)
     words = np.zeros(4 * size + -(-int(np.prod(shape)) // 2), dtype=np.int64)

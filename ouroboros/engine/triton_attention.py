@@ -1,8 +1,8 @@
 """Attention of a few tree nodes over a long cache, on a GPU.
 
-Such a call has few query rows and many slots, so the slots are split: each program attends with the
-packed query heads of one key head over one range of slots, and a second kernel combines the ranges
-by their log-sum-exps (as flash decoding, Dao et al. 2023,
+Such a call has few query rows and many slots, so the slots are split: each program computes the
+attention of one key head's packed query heads over one range of slots, and a second kernel combines
+the ranges by their log-sum-exps (as flash decoding, Dao et al. 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, in place;
 the tree is an additive mask, or a table for several sequences (`ouroboros.engine.tables`).
 
@@ -24,9 +24,9 @@ except ImportError:  # a CPU build of torch
 SLOTS = 64  # slots that a program reads at a time; half as many for wide heads
 WIDE_BYTES = 256  # longer keys would exceed the shared memory of smaller GPUs
 MOST_ROWS = 64  # packed query rows per program
-MOST_PARTS = 64  # ranges that the slots are split into, at most
-HEAD = 6  # entries of a row of the table before its mask
-SEQUENCES = 64  # in a captured joint call, with a block for each beyond full ones
+MOST_PARTS = 64  # most ranges that the slots are split into
+HEAD = 6  # entries of a table row before the mask, see `engine.tables`
+SEQUENCES = 64  # most sequences of a captured joint call; each may leave one block partly filled
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -51,12 +51,12 @@ def fits(
 
 
 def block_tokens(heads: int, kv_heads: int) -> int:
-    """Return how many tokens a block of a joint call has at most."""
+    """Return the maximum number of tokens in a block of a joint call."""
     return max(1, MOST_ROWS * kv_heads // heads)
 
 
 def most_blocks(tokens: int, most: int) -> int:
-    """Return how many blocks of up to `most` tokens a joint call of so many tokens has."""
+    """Return how many blocks of up to `most` tokens a joint call padded to `tokens` tokens has."""
     return min(tokens, tokens // most + SEQUENCES + 1)
 
 
@@ -98,7 +98,7 @@ def tree_attention(
     rows = max(16, triton.next_power_of_2(group * most if jointly else packed))
     rows = rows if jointly else min(MOST_ROWS, rows)
     blocks = most_blocks(n, most) if jointly else triton.cdiv(packed, rows)
-    busy = max(1, n // most) if jointly else blocks  # other blocks may have no tokens
+    busy = max(1, n // most) if jointly else blocks  # the other blocks may be empty
     processors = 132
     if query.is_cuda:
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
@@ -177,7 +177,7 @@ if triton is not None:
     ):
         """Attend over one range of slots with a block of one key head's packed rows (row = group
         member x n + node). If there is only one range (`WHOLE`), write the final result, [n, heads,
-        width]. `JOINTLY`: the mask is a table, which says what slots and nodes a block has."""
+        width]. `JOINTLY`: `mask` is a table of `engine.tables`, with each block's slots."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n

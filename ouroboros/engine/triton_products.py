@@ -29,7 +29,7 @@ except ImportError:  # a CPU build of torch
 BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
 """Block sizes: outputs, weights per output that a program reads at a time, warps, loop stages."""
 MOST_ROWS = 64  # rows per program
-ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts up to which the same kernel is used
+ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts are rounded up to these to choose a kernel
 MOST = {
     True: ROWS[-1],
     False: MOST_ROWS,
@@ -49,8 +49,8 @@ def product(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x [..., depth] times weights [outputs, depth]; on a GPU use the fastest kernel. The
-    weights are int8 with a `scale` for each output, or have x's dtype."""
+    """Return x [..., depth] times the transposed weights [outputs, depth], by the fastest kernel on
+    a GPU. The weights are int8 with a `scale` for each output, or have x's dtype."""
     rows = x.numel() // x.shape[-1]
     if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
         return plain(x, weight, scale, bias)
@@ -75,7 +75,7 @@ def plain(x, weight, scale=None, bias=None) -> torch.Tensor:
     if scale is None:
         return nn.functional.linear(x, weight, bias)
     rows, depth = x.numel() // x.shape[-1], x.shape[-1]
-    # torch's kernel reads beyond rows of another length
+    # torch's kernel reads out of bounds if a row's length is not a multiple of 16
     if x.is_cpu and x.dtype == torch.bfloat16 and rows <= PACKED_ROWS and not depth % 16:
         out = torch._weight_int8pack_mm(x.reshape(-1, depth), weight, scale)
         out = out.view(*x.shape[:-1], -1)

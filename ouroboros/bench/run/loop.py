@@ -1,4 +1,4 @@
-"""The run loop: every decoder on every prompt, interleaved so that drifting speed affects all alike.
+"""The run loop: every decoder on every prompt, in turn, so that drift in speed affects all alike.
 
 Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
 many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
@@ -273,7 +273,7 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Decode rows with another engine, in batches of its own; yield them as `measured` does."""
+        """Decode rows with another engine, a batch at a time; yield them as `measured` does."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]

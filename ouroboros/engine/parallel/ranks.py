@@ -108,13 +108,13 @@ class ProcessGroup(Ranks):
             dist.all_gather(every, own)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split(". This is")[0]
-            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # drops the place in gloo's sources
+            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # drops gloo's source file and line
             raise RankLost(f"another rank is gone ({reason})") from error
         return [row.numpy().tobytes() for row in every]
 
 
 def own_gpu() -> int | None:
-    """Return the index of this process's GPU, which it may share; None without GPUs."""
+    """Return the index of this process's GPU (shared if there are too few); None without GPUs."""
     devices = torch.cuda.device_count()
     return int(os.environ.get("LOCAL_RANK", "0")) % devices if devices else None
 

@@ -2,8 +2,8 @@
 
 This is lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the
 whole model and its own cache, and runs the same loop on the same tokens. It scores one subtree of
-each tree, some branches with their ancestors, and sends the tokens chosen there to the others. If
-accepted tokens were scored by another rank, a rank feeds them before its next subtree, in the same
+each tree, some branches with their ancestors, and sends the tokens chosen there to the others. A
+rank feeds accepted tokens that only other ranks have scored before its next subtree, in the same
 call, like all uncached tokens. Keys and values are never sent.
 
 Invariant: after each exchange all ranks have identical data and take the same step. Each message
@@ -40,8 +40,8 @@ RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
     """A sequence on several ranks. Rank r has cached its first `cached[r]` tokens; `tail` has the
-    tokens after this rank's that another rank has cached. `whole` is the tree last scored, `parts`
-    are its subtrees, one per rank."""
+    following tokens that only other ranks have cached. `whole` is the tree last scored, `parts` are
+    its subtrees, one per rank."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
@@ -81,8 +81,8 @@ class ShardedModel(CachedModel):
 
     `score` returns the logits of this rank's nodes only; `adapt_selector` returns a selector that
     can read them. `call_ms` predicts the time of a call (None: the number of nodes). If splitting a
-    tree does not lower it, every rank scores the whole tree, but still selects tokens at its own
-    nodes only.
+    tree does not lower the predicted time, every rank scores the whole tree, but still selects
+    tokens at its own nodes only.
 
     `exchanges` counts the exchanges, `exchanged_bytes` the bytes of all messages; `logits` are
     those of this rank's nodes in the last call.
@@ -143,7 +143,7 @@ class ShardedModel(CachedModel):
         sequence.cached = [old + new for old, new in zip(sequence.cached, held, strict=True)]
         sequence.whole = None
 
-    roll = TreeModel.roll  # token by token, since all ranks agree on each
+    roll = TreeModel.roll  # one call per token, because the ranks exchange each token
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
         """Return a selector that gathers the tokens chosen on all ranks. Raises `ValueError` for a
@@ -195,8 +195,8 @@ class ShardedModel(CachedModel):
 
 
 class GatheringSelector(TokenSelector):
-    """Selects tokens with `choose`. Given a sharded model's logits, each rank selects at its own
-    nodes and sends the tokens to the others."""
+    """Selects tokens with `choose`. With a sharded model's logits, each rank selects the tokens at
+    its own nodes and sends them to the others."""
 
     def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
         self.choose, self.model = choose, model

@@ -35,10 +35,10 @@ class Part:
 
 
 def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
-    """Return each rank's nodes. The leaves in depth-first order are cut into runs such that the
-    largest number of tokens that any rank feeds is minimal. `loads` has the numbers of tokens that
-    each rank feeds before its subtree. A rank without a leaf gets the nodes of the first rank that
-    has some.
+    """Return each rank's nodes. Leaves in depth-first order are divided between the ranks such that
+    the largest number of tokens that a rank feeds is minimal; `loads[r]` is the number of tokens
+    that rank r feeds before its subtree. A rank without leaves gets the nodes of the first rank
+    that has some.
 
     >>> cut(TokenTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), [0, 0])
     [(0, 1, 2), (0, 3, 4)]
