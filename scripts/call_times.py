@@ -2,11 +2,11 @@
 
     python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
 
-Calls alternate in one process: each round times every engine once at each number of rows, the
-second of two calls. The floor is the time to read the weights once at the bandwidth of a sum over
-1 GiB, timed in each round. Writes call_times.csv (medians) and call_times.svg. llama.cpp is skipped
-without its packages (`pip install llama-cpp-python gguf`); it computes logits for every row, as
-trees need.
+Engines alternate in one process: in each round, every engine makes two calls at each number of
+rows, of which the second is timed. The floor is the time to read the weights once at the bandwidth
+of a sum over 1 GiB, timed in each round. Writes call_times.csv (medians) and call_times.svg.
+llama.cpp is skipped without its packages (`pip install llama-cpp-python gguf`); it computes logits
+for every row, as trees need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES = {"target": "cpu-target", "draft": "cpu-draft"}  # by model of the refer
 
 
 def floor_call(size: int) -> Callable[[int], float]:
-    """Return a function that times the reading of so many bytes, in seconds."""
+    """Return a function that times reading `size` bytes, in seconds."""
     data = torch.ones(1 << 28)
     use_huge_pages(data.data_ptr(), data.nbytes)
 
@@ -68,7 +68,7 @@ def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
 
 
 def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
-    """Return a function that times one call of `rows` rows of llama.cpp, in seconds."""
+    """Return a function that times one llama.cpp call of `rows` rows, in seconds."""
     from llama_cpp import Llama
 
     threads: dict = dict.fromkeys(("n_threads", "n_threads_batch"), torch.get_num_threads())
@@ -85,8 +85,8 @@ def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
 
 
 def second(call: Callable[[int], float], rows: int) -> float:
-    """Make two calls and return the time of the second. Before it, the previous engine's threads
-    have stopped spinning, and the first call has woken this engine's."""
+    """Make two calls and return the seconds of the second. During the pause the previous engine's
+    threads stop spinning; the first call wakes this engine's threads."""
     time.sleep(0.01)
     call(rows)
     return call(rows)

@@ -7,8 +7,8 @@
 This takes some minutes for ten prompts; the shipped weights, fitted on 90, took half an hour. Never
 fit on a benchmark's prompts.
 
-The drafter decodes the prompts as usual. At every accepted node the target's next token is known,
-so every candidate there, in the tree or not, is one observation. Every fifth prompt is held out of
+The drafter decodes the prompts as usual. The target's next token is known at every accepted node,
+so each candidate for it, in the tree or not, is one observation. Every fifth prompt is held out of
 the fit; the quality in `Weights.about` is measured on held-out prompts only.
 """
 
@@ -45,7 +45,7 @@ from ouroboros.select import Sampler, TokenSelector, argmax
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""
 HELD_OUT = 5
-PENALTY = 1e-4  # on squared weights of standardised features, in log loss
+PENALTY = 1e-4  # L2 penalty added to the log loss, on the weights of standardised features
 
 
 class RecordingGrower(TreeGrower):

@@ -5,9 +5,9 @@ r"""Save a stand-in: a small trained model inside a large model's shape, for tim
         model.standin=null decoder.llama_cpp.path=build/target.gguf
 
 The folder holds an ordinary checkpoint and the core's tokenizer; --gguf also writes the same
-weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since benches pass
-token ids. The stand-in computes the same as the core, with the large model's memory traffic: report
-timings as a stand-in's, never under the large model's name.
+weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since a benchmark
+passes token ids. The stand-in computes the same as the core, with the large model's memory traffic:
+report timings as a stand-in's, never under the large model's name.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def write_gguf(model: PreTrainedModel, out: Path) -> None:
             _, _, layer, *part = name.removesuffix(".weight").split(".")
             target = f"blk.{layer}.{LAYER['.'.join(part)]}.weight"
         for key, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
-            if key in target:  # llama.cpp rotates neighbouring pairs, transformers halves
+            if key in target:  # rotary: llama.cpp pairs neighbours, transformers pairs halves
                 halves = weight.view(count, 2, -1, weight.shape[-1])
                 weight = halves.transpose(1, 2).reshape(weight.shape)
         stored = gguf.GGMLQuantizationType.F32 if weight.ndim == 1 else kind

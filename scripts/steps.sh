@@ -1,5 +1,5 @@
-# Run measurements step by step: skip what is finished, resume what was interrupted, name what
-# failed and go on with the rest. The scripts in reproduce/ and gpu/ source this file.
+# Run measurements step by step: skip finished steps, resume interrupted ones, list failed ones and
+# continue with the rest. The scripts in reproduce/ and gpu/ source this file.
 #
 #   measure FOLDER bench task.limit=8     one `ouroboros` command that writes results into FOLDER
 #   step FOLDER FILE command ...          any command; FILE in FOLDER says that it is done

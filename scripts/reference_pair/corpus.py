@@ -143,7 +143,7 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
 
 
 def math_documents(path: Path, *, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield documents of several worked GSM8K examples without calculator marks."""
+    """Yield documents of several worked GSM8K examples each, without calculator annotations."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     random.Random(seed).shuffle(rows)
     examples = []
@@ -227,8 +227,8 @@ def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
 
 
 def train_tokenizer(texts: pd.Series, vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with single digits. It puts `<|endoftext|>` (id 0) before
-    every text, because it precedes every document in the training stream."""
+    """Train a byte-level BPE tokenizer that splits numbers into digits. It puts `<|endoftext|>` (id
+    0) before every text, because this token precedes every document in the training stream."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)

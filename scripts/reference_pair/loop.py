@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 
 ROWS = 256  # positions per batch of logits on a CPU: they fit a core's cache
 CHUNK_TOKENS = 2048  # per forward, so that activations stay in a core's cache
-LONGEST_STEP_S = 10.0  # most time that a step counts (it may have compiled or been suspended)
+LONGEST_STEP_S = 10.0  # most of a step's seconds that count (it may compile or be suspended)
 SAVE_EVERY_S = 120
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peak learning rates of Muon and of AdamW
 

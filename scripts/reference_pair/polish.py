@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
 WARMUP_STEPS = 8
-ENTRY = 24  # repeating tokens per text to penalise: those that lead into a loop
+ENTRY = 24  # penalise only the first repeating tokens of a text, which lead into a loop
 PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 
@@ -146,8 +146,8 @@ def prompt_batches(
     count: int,
     rng: np.random.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield batches of `count` prompts of similar length, as ids, without end. Half of the prompts
-    have types or examples in their docstring, which cause most loops; some of these begin with
+    """Yield endless batches of `count` prompts of similar length, as ids. Half of the prompts have
+    types or examples in their docstring, which cause most loops; some of these begin with
     imports."""
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short

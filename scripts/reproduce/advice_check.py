@@ -40,7 +40,7 @@ def check(
 
     The quantity is the speedup over greedy, or for untimed runs the tokens per cost of a target
     call; higher is better. Columns: run, decoder, kind, predicted, measured, the relative error,
-    and `elsewhere`: the errors on each half of the prompts if predicted from the other half, ()
+    and `elsewhere`: the two errors if each half of the prompts is predicted from the other half, ()
     with fewer than two prompts. transformers' decoders are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
@@ -119,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", type=Path, help="a results folder, or a folder of such")
+    parser.add_argument("runs", type=Path, help="a results folder, or a folder with some")
     parser.add_argument("--costs", help="epyc, flat or a file (default: the costs of each run)")
     parser.add_argument("--rates", help="an advice.json whose off-text rates are used")
     parser.add_argument("--out", type=Path, required=True, help="folder of check.json, check.md")

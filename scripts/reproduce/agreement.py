@@ -1,4 +1,4 @@
-"""Predict speedups for drafts of each agreement on recorded greedy text, without any model.
+"""Predict speedups for drafts of several agreements on recorded greedy text, without any model.
 
     python scripts/reproduce/agreement.py results/agreement/recorded --out results/agreement
     python scripts/reproduce/agreement.py texts.jsonl --out results/real_text --real-text
@@ -45,7 +45,7 @@ from ouroboros.tuning.search import Space, search
 CONTEXT = 512  # tokens of context for call costs
 ALL = "all"
 COLUMNS = 3  # panels side by side
-SPARE_IDS = 64  # ids of a renumbered vocabulary beyond those of the longest run
+SPARE_IDS = 64  # unused ids in a renumbered vocabulary
 HELD_OUT = 3  # settings are chosen on one prompt in three of each group
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
@@ -53,7 +53,7 @@ DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookah
 DECODERS += ["ouroboros_text"]
 AGREEMENTS = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
 RATES = OffTextRates(0.7, 0.04)
-SPACES: dict[str, Space] = {  # Ouroboros takes costs instead
+SPACES: dict[str, Space] = {  # settings to search; Ouroboros adapts to the costs instead
     "speculative": {
         "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16],
         "confidence": [0.0, 0.2, 0.3, 0.4],
@@ -163,8 +163,8 @@ def held_out(runs: Sequence[RecordedRun]) -> set[str]:
 def renumbered(recorded: RecordedRuns) -> RecordedRuns:
     """Return the runs with token ids renumbered by first appearance in each run.
 
-    Decoders do not depend on the ids, and logits shrink from tens of thousands of ids to hundreds.
-    Valid only for counts, and only if decoders keep no state from run to run.
+    This shrinks the simulated logits from tens of thousands of ids to hundreds. Counts stay the
+    same, because decoders only compare ids; they must not keep state from run to run.
     """
     runs, size = [], 0
     for run in recorded.runs:

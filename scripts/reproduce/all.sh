@@ -55,7 +55,7 @@ audit() {
 # Calls and cost per token of the published algorithm and of Ouroboros. 6 minutes.
 calls_per_token() { bench calls_per_token experiment=calls_per_token $COUNT; }
 
-# Every drafter: counts, priced with the costs of a few CPU cores and with a GPU's (`flat`).
+# Every drafter: counts, and times predicted with the costs of a few CPU cores and of a GPU (`flat`).
 # 12 runs each, of 5 minutes.
 drafters_epyc() { for_each_task both_temperatures; }
 drafters_flat() { for_each_task both_temperatures; }
@@ -147,7 +147,7 @@ peers() { bench peers experiment=peers; }
 tasks() { for_each_task timed_task; }
 timed_task() { bench tasks/$1 $2 task.limit=10 max_new=48 model.dtype=auto; }
 
-# Batches of 1 to 16 prompts, refilled or to the last row. 9 runs of 2 minutes, then the plots.
+# Batches of 1 to 16 prompts, refilled or static. 9 runs of 2 minutes, then the plots.
 batch() {
   for size in 1 2 4 8 16; do
     bench batch/refilled/b$size experiment=batch hydra.mode=RUN batch_size=$size refill=true

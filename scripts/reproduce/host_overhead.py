@@ -5,7 +5,7 @@
 
 The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
 each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)
-and per call of either model. The last line on stdout is one JSON document.
+and per model call, target or draft. The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ouroboros.tree import TokenTree
 class Script(TokenSelector):
     """Selector that returns `text[position]`, with the probability `shares[position]`.
 
-    The next best tokens have the following ids, each half as probable as the previous one.
+    The next best tokens are the following ids, each half as probable as the previous one.
     `spent_s` is the time spent in the selector, to be subtracted from the time of a step.
     """
 

@@ -102,7 +102,7 @@ def drafters(*paths: Path) -> Table:
 
     Both are measured, or predicted for runs without times. The best other decoder is the fastest
     one that is not a variant of Ouroboros; it is chosen on the same samples, which favours it.
-    Raises `ValueError` for runs with different settings: the line below the table is for all runs.
+    Raises `ValueError` for runs with different settings, because they share the line below.
     """
     found = {path: read(path) for path in paths}
     timed = found[paths[0]]["timed"]
@@ -135,7 +135,7 @@ def drafters(*paths: Path) -> Table:
             }
         )
     if len({read(path, "run.json")["task"]["name"] for path in paths}) > 1:
-        mean = over_runs(leads)  # over tasks; one task at several lengths has none
+        mean = over_runs(leads)  # over several tasks, not over lengths of one task
         last = {"run": "geometric mean", "lead over best other": cell(vars(mean))}
         if not timed:
             last["speedup (predicted)"] = cell(
@@ -146,8 +146,8 @@ def drafters(*paths: Path) -> Table:
 
 
 def batches(*paths: Path) -> Table:
-    """Return each decoder's speedup over greedy of the same batch size, batch sizes across, and
-    greedy's tokens/s; the best decoder first."""
+    """Return each decoder's speedup over greedy at the same batch size, with a column per batch
+    size and the best decoder first, and a last row of greedy's tokens/s."""
     sizes = sorted((read(path, "run.json")["config"]["batch_size"], path) for path in paths)
     found = {size: read(path)["decoders"] for size, path in sizes}
     speedups = {
@@ -247,8 +247,8 @@ def advice(path: Path) -> Table:
 
 
 def tuning(*paths: Path) -> Table:
-    """Return how much slower two settings are than the best found: the configured ones, and those
-    tuned for the other costs."""
+    """Return how much slower than the best settings found two others are: the configured settings,
+    and those tuned for the other costs."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
         carried = [row[key] for key in row if key.startswith("best by ") and row[key] is not None]
@@ -270,7 +270,7 @@ def host(path: Path) -> Table:
 
 
 def call_times(path: Path) -> Table:
-    """Return ms per call, models and engines down, rows across."""
+    """Return ms per call: a row per model and engine, a column per number of rows."""
     times = pd.read_csv(path / "call_times.csv").set_index(["model", "dtype", "engine"])
     rows = []
     for name, part in times.groupby(level=[0, 1, 2], sort=False):

@@ -15,7 +15,7 @@ NAME = "SentencePiece, 32,000 ids (mistral-common's tokenizer.model.v1)"
 
 
 class SentencePieces:
-    """Those methods of a transformers tokenizer that a replay needs."""
+    """A tokenizer with those methods of a transformers tokenizer that a replay calls."""
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor

@@ -63,7 +63,8 @@ def table(marker: str, root: Path, place: Path) -> str:
 
 
 def behind(marker: str, root: Path) -> list[Path]:
-    """Return the folders in or below a marker's folders that have the file of its kind of table."""
+    """Return the results that a marker's table reads: its folders, or folders below them, that
+    contain the file of its kind of table."""
     kind, *folders = marker.split()
     return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
 
