@@ -1,7 +1,7 @@
 """transformers' `generate` as a peer, traced and timed like our decoders.
 
-It shares model, attention kernel, prompt, token selection and stopping rules with our decoders; the
-loop and the cache are transformers'. Its greedy generation is also the oracle of equality tests.
+It uses the same model, attention kernel, prompt, token selection and stopping rules as our
+decoders, but transformers' loop and cache. Tests of equality compare with its greedy generation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Stop = Callable[[list[int]], int | None]
 
 
 class SharedNoise(LogitsProcessor):
-    """Logits processor that adds a `Sampler`'s noise, so that the argmax is its sample."""
+    """Logits processor that adds a `Sampler`'s noise: the argmax is then the sampler's token."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -42,7 +42,7 @@ class SharedNoise(LogitsProcessor):
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:
-    """Return logits processors with which transformers' argmax chooses the tokens of `choose`."""
+    """Return logits processors with which transformers' greedy generation selects like `choose`."""
     if choose is argmax:
         return LogitsProcessorList()
     if isinstance(choose, Sampler):
@@ -82,7 +82,7 @@ class StopWhen(StoppingCriteria):
 
 
 class ByRow(LogitsProcessor):
-    """Logits processor that applies separate processors to each row, without its left padding."""
+    """Logits processor that applies each row's own processors, to its ids without left padding."""
 
     def __init__(self, processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> None:
         self.rows = list(zip(processors, pads, strict=True))
@@ -136,8 +136,8 @@ class HFGenerate:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate by the same rules as `decode`. `stop` takes the new tokens and returns how many
-        to keep, or None to continue."""
+        """Generate, with the end-of-sequence and length rules of `decode`. `stop` takes the new
+        tokens and returns how many to keep, or None to continue."""
         limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
         return self.run_together(target, [prompt], **limits)[0]
 
@@ -178,7 +178,7 @@ class HFGenerate:
             **(self.settings if self.mode == "prompt_lookup" else {}),
         )
         with ExitStack() as stack:
-            # the model's own defaults, such as a repetition penalty, apply to no other decoder
+            # our decoders do not use the model's default settings, such as a repetition penalty
             stack.enter_context(_generation_config(target.model, GenerationConfig()))
             calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
@@ -242,8 +242,8 @@ def timed_steps(
     cut: int,
     rows: int = 1,
 ) -> list[StepRecord]:
-    """Return a step record for each arrival of tokens, up to `cut` new tokens. `calls` has the
-    start times of draft calls."""
+    """Return one `StepRecord` per arrival (seconds, count), up to `cut` new tokens. `started` is
+    the start time of the first step; `calls` has those of draft calls."""
     steps, before, left = [], started, cut
     for at, count in arrivals:
         new = min(count, left)

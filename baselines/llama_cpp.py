@@ -50,7 +50,7 @@ class LlamaCpp:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate by the same rules as `decode`; of `target` only the context length is used."""
+        """Generate, with the end rules of `decode`. Uses only the context length of `target`."""
         if choose is not argmax:
             raise ValueError("llama.cpp runs at temperature 0 only, since its sampler differs")
         room = target.max_len - len(prompt) + 1

@@ -16,8 +16,8 @@ class PromptLookup:
     """Drafts the `num_tokens` tokens after the most recent earlier occurrence of the longest
     matching n-gram, which has at most `max_ngram_size` tokens.
 
-    A draft that reaches the end of the text continues with its own tokens, so loops are drafted
-    again and again. N-grams are indexed, so the time of a step does not grow with the text.
+    A draft that reaches the end of the text continues with its own tokens, so a loop in the text is
+    drafted several times over. N-grams are indexed, so step times do not grow with the text.
 
     `adaptive`: the first draft of a prompt has `least` tokens. After a fully accepted draft the
     next one is twice as long, up to `num_tokens`; after any other draft it is `least` tokens longer

@@ -20,13 +20,14 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 class Racer(TokenRecycling):
     """Drafts up to `nodes` nodes: first the most frequent continuations of the last `shortest` to
-    `ngram` - 1 tokens, where match and continuation together have at most `ngram` tokens; then
-    tokens from successor rows, breadth first.
+    `ngram` - 1 tokens, then tokens from successor rows, breadth first. A match and its continuation
+    have at most `ngram` tokens in total.
 
-    From successor rows the root gets `breadth` children. Below a node with b children, child j has
-    b / 2^(j + 1) children (children of the root: b / 2^j), at least 1. Prompt tokens are never
-    scored as tree nodes, so `read_prompt` learns successors from the prompt's text. `state` "task"
-    keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
+    From successor rows the root gets `breadth` children. If a node gets b children, its child j
+    (from 0) gets b / 2^(j + 1) children, or b / 2^j if the node is a child of the root; at least 1.
+    Prompt tokens are never scored as tree nodes, so `read_prompt` learns successors from the
+    prompt's text. `state` "task" keeps n-grams and rows between prompts; `memory` is as in
+    `SuffixTree`.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Racer(TokenRecycling):
         self._seen = 0
 
     def state_dict(self) -> dict:
-        """Return the rows and the texts, the state kept between prompts."""
+        """Return the state kept between prompts: the successor rows and the texts."""
         return {**super().state_dict(), "text": self.tree.text}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -59,7 +60,7 @@ class Racer(TokenRecycling):
         self.tree.load(token_ids(state["text"], least=END))
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt: clear all state if `state` is "cold", else close the last text."""
+        """Begin a prompt. If `state` is "cold", clear n-grams and rows; else end the last text."""
         super().reset(choose)
         if not self.carries_state:
             self.tree.forget()
@@ -79,8 +80,8 @@ class Racer(TokenRecycling):
         return builder.build().pruned(budget - 1)
 
     def _retrieve(self, builder: TreeBuilder) -> None:
-        """Add continuations of all matching suffixes: the most frequent first, ties by depth, then
-        by longest match. Equal continuations of several suffixes share nodes."""
+        """Add continuations of all matching suffixes, the most frequent first; ties go to the
+        smaller depth, then to the longer match. Equal continuations share nodes."""
         tree, order = self.tree, count()
         heap: list[tuple[int, int, int, int, PrefixKey, int]] = []
 

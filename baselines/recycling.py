@@ -1,5 +1,5 @@
 """Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): after a token, draft the tokens that
-the target ranked highest when it last scored that token, accepted or rejected."""
+the target ranked highest after it when that token was last scored, accepted or rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATHS = re.findall(
     000000 000001 000100
     """,
 )
-"""The nodes of the published tree, each as the ranks along its path from the root."""
+"""The nodes of the published tree; a node is written as the ranks on its path from the root."""
 
 
 def template(nodes: int) -> list[tuple[int, int]]:
@@ -50,7 +50,7 @@ def template(nodes: int) -> list[tuple[int, int]]:
 class TokenRecycling:
     """Fills the published static tree, or its `nodes` most probable nodes, from successor rows.
 
-    `rows[token]` has the WIDTH most probable tokens that the target predicted when the token was
+    `rows[token]` has the WIDTH most probable next tokens that the target predicted when `token` was
     last scored, best first. Rows are learned from every scored node, accepted or rejected, and with
     `read_prompt` also from the prompt's text. `state` "task" keeps them between prompts, as the
     published code does.
@@ -111,9 +111,9 @@ class TokenRecycling:
         """Do nothing; `observe_ranked` learns."""
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Replace the row of every scored token, ordered by probability (`ranked` is ordered by
-        scores, which include noise). If several nodes have the same token, use the last accepted
-        one, or the last one if none was accepted."""
+        """Replace the row of every scored token, sorted by probability (`ranked` is sorted by
+        scores, which include noise). If several nodes have the token, use the last accepted node,
+        or the last node if none was accepted."""
         order = np.argsort(-ranked.shares, axis=1, kind="stable")
         ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
         for at, node in enumerate(tree.logit_nodes):

@@ -4,8 +4,8 @@ per position (Miao et al. 2024, SpecInfer, arXiv 2305.09781).
 A draft token x, sampled from the draft model's distribution q, is accepted with probability
 min(1, p(x) / q(x)), where p is the target's distribution. After a rejection the next candidate is
 tested against the residual max(p - q, 0), normalised; if all are rejected, a token is sampled from
-the residual. The output has the target's distribution, but unlike with shared noise, individual
-tokens depend on the drafts.
+the residual. The output has the target's distribution, but its tokens depend on the drafts; with
+shared noise (`ouroboros.select`) they do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """Candidates sampled after a node, in order, with repeats, and their distribution, [vocab]."""
+    """Candidates sampled after a node, in order, and the distribution that they were sampled from,
+    [vocab]. Candidates may repeat."""
 
     candidates: list[int]
     distribution: torch.Tensor
@@ -32,7 +33,7 @@ class Rejection(TokenSelector):
 
     `sampler` provides warpers and seed; its shared noise is not used. Before each target call, the
     drafter stores the candidates after each node in `drawn`. `overlap` / `tested` is the expected
-    acceptance rate of first candidates: the mean of 1 - TV(p, q) over the tested nodes.
+    acceptance rate of first candidates: the mean over tested nodes of 1 - total variation (p, q).
     """
 
     def __init__(self, sampler: Sampler) -> None:

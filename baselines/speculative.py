@@ -29,10 +29,10 @@ from ouroboros.tree import TokenTree
 class Speculative:
     """Drafts a chain of up to `gamma` tokens with the draft model.
 
-    With `confidence` above 0, the draft ends after the first token with a lower probability (as in
+    The draft ends after the first token whose probability is below `confidence` (as in
     transformers' assisted generation). `verification` "shared" compares tokens sampled with shared
-    noise. "rejection" uses rejection sampling at temperatures above 0, with `candidates` samples
-    per position; the first one continues the draft. At temperature 0 both are the same. Raises
+    noise. "rejection" uses rejection sampling, with `candidates` samples per position; the first
+    one continues the draft. At temperature 0 both give greedy decoding. Raises
     `ValueError` for settings out of range.
     """
 
@@ -136,11 +136,11 @@ class AdaptiveSpeculative(Speculative):
     """Speculative decoding that chooses the draft length, 0 to `gamma`, before each step.
 
     It takes the length with the most expected tokens per predicted millisecond; length 0 is plain
-    decoding. Tokens are predicted from the acceptance rate of the prompt so far, times from
-    `costs`, for the number of sequences that share the calls. Each step multiplies the weight of
-    older draft tokens by MEMORY, so the rate returns to PRIOR, where it starts, and drafting is
-    tried again after a while. The draft's prefill must pay off too, assuming as many further tokens
-    as were generated so far plus READ_AHEAD, at most the budget.
+    decoding. Tokens are predicted from the prompt's acceptance rate so far; times from `costs`, for
+    the number of sequences that share the calls. The rate starts at PRIOR. Each step multiplies the
+    weight of older draft tokens by MEMORY; so without drafts the rate returns to PRIOR, and
+    drafting is tried again. The draft's prefill must pay off too, assuming that as many tokens
+    remain as were generated so far plus READ_AHEAD, at most the budget.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97
@@ -161,7 +161,7 @@ class AdaptiveSpeculative(Speculative):
         self._prompt_len = 0
 
     def set_batch(self, size: int, number: int) -> None:
-        """Choose lengths for calls shared by `size` sequences."""
+        """Set the number of sequences that share the next calls."""
         self._batch_size = size
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
@@ -173,7 +173,7 @@ class AdaptiveSpeculative(Speculative):
         return (yield from super().propose(tokens, budget))
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Count accepted draft tokens, and verified ones: the accepted and the first rejected."""
+        """Count the accepted draft tokens, and those tried: the accepted and the first rejected."""
         accepted = len(path) - 1
         self._accepted = self.MEMORY * self._accepted + accepted
         self._tried = self.MEMORY * self._tried + min(accepted + 1, len(tree) - 1)
@@ -191,7 +191,7 @@ class AdaptiveSpeculative(Speculative):
         rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)
 
         def token_ms(n: int) -> float:
-            """Predict the milliseconds per token of a sequence in steps that draft n tokens."""
+            """Predict the milliseconds per token if each step drafts n tokens."""
             return (target[n] + n * draft[0]) / sum(rate**k for k in range(n + 1))
 
         best = min(range(min(self.most, budget - 1) + 1), key=token_ms)

@@ -1,8 +1,8 @@
 """SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975; its code: snowflakedb/ArcticInference).
 
-For every length m, the continuations of earlier occurrences of the last m tokens form a draft. Its
-score is its expected number of accepted tokens. The draft with the best score is proposed; if the
-score is below a threshold, an optional draft model drafts instead.
+For every length m, one draft is made from what followed earlier occurrences of the last m tokens.
+Its score is its expected number of accepted tokens. The draft with the best score is proposed; if
+the score is below a threshold, an optional draft model drafts instead.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class SuffixDecoding:
     """Drafts from a suffix tree over prompt and output, and over past outputs with `state` "task".
 
     After a match of m tokens, it drafts up to `factor` x m + `offset` tokens, at most `max_tokens`:
-    the most frequent continuation, or with `branches` a tree of the most probable ones. It stops
-    when the probability falls below `least`. If `draft` is given and the best score is below
-    `threshold` (None: gamma), the draft model drafts up to `gamma` tokens instead, like
-    `Speculative` with `confidence`. Only accepted tokens enter the tree. `depth` and `memory` as in
-    `SuffixTree`.
+    the most frequent continuation, or with `branches` a tree of the most probable ones. Nodes that
+    are reached with a probability below `least` are left out. If `draft` is given and the best
+    score is below `threshold` (None: gamma), the draft model drafts up to `gamma` tokens instead,
+    like `Speculative` with `confidence`. Only accepted tokens enter the suffix tree. `depth` and
+    `memory` are those of `SuffixTree`.
 
     Differences from the published code: the current suffix does not count as an occurrence, and a
-    chain that reaches the end of the text continues with its own tokens, so loops are drafted
-    again and again.
+    chain that reaches the end of the text continues with its own tokens, so a loop in the text is
+    drafted several times over.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class SuffixDecoding:
     def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
         """Return the draft with the highest score over all match lengths; ties go to the longest.
 
-        Skips matches with as many occurrences as a longer match (their continuations are the same),
-        and matches whose length limit is below the best score.
+        Skips a match that occurs as often as a longer one (its continuations are the same). Stops
+        at a match whose draft could not be longer than the best score.
         """
         best, seen = NOTHING, -1
         draw = branches if self.branches else chain

@@ -1,8 +1,8 @@
 """A suffix tree with counts, extended token by token: it gives the continuations of any n-gram.
 
-An n-gram that occurred once is a leaf that points into the text; a second occurrence extends it by
-one node, so only repeated n-grams take nodes. Invariant: every n-gram of at most `depth` tokens
-that occurred twice has a node with its number of occurrences.
+An n-gram that occurred once ends in a leaf, which points to its continuation in the text. When it
+occurs again, the leaf gets a child for the next token. Invariant: every n-gram of at most `depth`
+tokens that occurred twice has a node with its number of occurrences.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from ouroboros.drafters.pool import check_range
 
-END = -1  # separator after each closed text
+END = -1  # separator after each text that has ended
 SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
 class PrefixKey(NamedTuple):
-    """The position of an n-gram: a node, or (with `at`) a position in the text below a leaf."""
+    """Where an n-gram ends: at a node, or (with `at`) below a leaf, at a position in the text."""
 
     node: int
     at: int = -1  # text index of the next token; -1: the node's children are next
@@ -31,7 +31,7 @@ class SuffixTree:
 
     `active[m - 1]` is the node of the last m tokens, for each m up to the longest suffix that
     occurred before. A token of ordinary text takes about 1 kB of memory, at most `depth` x 0.3 kB.
-    When the closed texts exceed `memory` tokens, the oldest are dropped.
+    When a text ends and all texts exceed `memory` tokens, the oldest are dropped.
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
@@ -113,8 +113,8 @@ class SuffixTree:
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Follow another text by one token. `places` has the positions in this tree of the text's
-        last 1, 2, ... tokens, as far as they occur; return those after the next `token`."""
+        """Look up another text as it grows. `places` has the positions in this tree of the text's
+        last 1, 2, ... tokens, as far as they occur; return the positions after `token` is added."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
@@ -129,7 +129,7 @@ class SuffixTree:
         return positions
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return the positions one token further, each with its count, as (count, position)."""
+        """Return (count, position) for each token that followed the n-gram at `place`."""
         node, at = place
         if at < 0:
             children = self.children[node].items()

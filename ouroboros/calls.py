@@ -19,7 +19,7 @@ from ouroboros.tree import TokenTree
 
 
 class Request(NamedTuple):
-    """A step's request to score a tree; the result is logits, as of `CachedModel.score`."""
+    """A step's request to score a tree; the result is the logits (see `CachedModel.score`)."""
 
     model: CachedModel
     sequence: CachedSequence
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     tree: TokenTree
 
     def alone(self) -> torch.Tensor:
-        """Make the call for this sequence alone."""
+        """Make the call for this sequence alone; return the logits."""
         return self.model.score(*self[1:])
 
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -36,8 +36,8 @@ class Request(NamedTuple):
 
 
 class Roll(NamedTuple):
-    """A step's request to generate `new` tokens by standard decoding; the result is these tokens,
-    as of `CachedModel.roll`."""
+    """A step's request to generate `new` tokens by standard decoding; the result is a list of these
+    tokens (see `CachedModel.roll`)."""
 
     model: CachedModel
     sequence: CachedSequence
@@ -46,11 +46,11 @@ class Roll(NamedTuple):
     choose: TokenSelector
 
     def alone(self) -> list[int]:
-        """Make the calls for this sequence alone."""
+        """Make the calls for this sequence alone; return the tokens."""
         return self.model.roll(*self[1:])
 
     def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Generate the tokens one by one, each with a `Request`."""
+        """Generate the tokens one by one, each with a `Request`; return them."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):
@@ -61,8 +61,9 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A step's request to decide together with the batch: `decide` takes the `offer` of every
-    sequence and returns a result for each. `drafting`: about a draft call, else the target call."""
+    """A step's request for a decision about the whole batch: `decide` takes a list with the `offer`
+    of each sequence and returns one result per sequence. `drafting`: whether the decision is about
+    a draft call; otherwise it is about the target call."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any
@@ -89,8 +90,8 @@ def predict(
     tree: TokenTree,
     choose: TokenSelector | TopKRecorder,
 ) -> Generator[Request, torch.Tensor, list[int]]:
-    """Score a tree and return the token chosen after each node (-1 for nodes without logits).
-    Takes one model call and one device-to-host copy."""
+    """Score a tree; return the token that `choose` selects after each node (-1 for nodes without
+    logits). Takes one model call and one device-to-host copy."""
     logits = yield Request(model, sequence, tokens, tree)
     started = time.perf_counter()
     rows = choose(logits, tokens, tree)
@@ -140,7 +141,7 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
         pending.pop(index, None)
 
     def turn(index: int) -> int:
-        """Return the rank of a step's pending request; the lowest rank is answered first."""
+        """Return the priority of a step's pending request; the lowest is answered first."""
         call = pending[index]
         if isinstance(call, Bid):
             return 0 if call.drafting else 2

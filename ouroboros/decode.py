@@ -35,14 +35,14 @@ class Drafter(Protocol):
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
-        """Return a tree rooted at `tokens[-1]`. The step adds 1 to `budget` tokens; the last one is
-        the target's own, so nodes deeper than `budget` - 1 are useless. A drafter that calls a
-        model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
+        """Return a tree rooted at `tokens[-1]`. The step adds at least one and at most `budget`
+        tokens; the target chooses the last one, so nodes deeper than `budget` - 1 are useless. To
+        call a model, write a generator: `chosen = yield from predict(model, sequence, ...)`."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from a scored tree. `chosen[i]` is the target's token after node i, accepted or
-        rejected (-1 without logits); `path` lists the accepted nodes, root first."""
+        """Learn from a scored tree. `chosen[i]` is the token that the target chose after node i,
+        even if i was rejected (-1 without logits); `path` lists the accepted nodes, root first."""
         ...
 
 
@@ -134,7 +134,7 @@ class StepRecorder:
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
-    """Return a drafter's tree. Raises `ValueError` if `propose` returns anything else."""
+    """Call a drafter's `propose`; return its tree. Raises `ValueError` for any other result."""
     tree = drafter.propose(tokens, left)
     if isinstance(tree, Generator):
         tree = yield from tree
@@ -187,7 +187,7 @@ class Decoding:
         return record
 
     def propose(self) -> Steps[TokenTree]:
-        """Return the drafter's tree, cut at the model's last position."""
+        """Return the drafter's tree, without nodes beyond the model's last position."""
         tree = yield from proposed(self.drafter, self.trace.tokens, self.left)
         return tree.pruned(self.model.room(self.sequence, self.trace.tokens))
 

@@ -24,7 +24,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
 FOLDER = CONF / "decoder"
-OBJECTS = {"draft", "pool"}  # a config has only the name of the model or file
+OBJECTS = {"draft", "pool"}  # in a config only a name: of the model, or of a file
 
 
 @runtime_checkable
@@ -93,7 +93,7 @@ def wants_costs(config: Mapping) -> bool:
 
 
 def kind_of(config: Mapping) -> str:
-    """Return a decoder's class name in the style of conf/decoder; "" without a class.
+    """Return a decoder's class name in snake case, as in conf/decoder; "" without `_target_`.
 
     >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
     'prompt_lookup'
@@ -103,7 +103,7 @@ def kind_of(config: Mapping) -> str:
 
 
 def check_decoders(configs: Mapping[str, Mapping] | None) -> None:
-    """Raise `ValueError` if there is no decoder or a config is invalid; no model is loaded."""
+    """Raise `ValueError` if `configs` is empty or one is invalid. Loads no model."""
     if not configs:
         raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, config in configs.items():
@@ -157,9 +157,9 @@ def decoder_factories(
     tokenizer=None,
     guard: bool = True,
 ) -> dict[str, DecoderFactory]:
-    """Return a factory for each config; build one decoder of each first, as a check. `pool` files
-    are read once; the target's `tokenizer` must be the one that the pool was made with. Without
-    `guard` no decoder reads a clock, so counts are reproducible."""
+    """Return a factory for each config, after building one decoder with it as a check. Each `pool`
+    file is read once; it must have been made with the target's `tokenizer`. `guard=False`
+    switches off every decoder's guard, which reads the clock, so that counts are reproducible."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():

@@ -54,11 +54,11 @@ UNSUPPORTED: dict[str, tuple] = {
     "token_healing": (False,),
     "cache_implementation": ("dynamic",),
 }
-"""Options that token trees cannot support, and their values, besides None, that are allowed."""
+"""Options that token trees cannot support, each with the values (besides None) still allowed."""
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
-"""Processors that do not read the text, so that a `Sampler` applies them to all rows at once."""
+"""Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
-"""Arguments that are passed on separately, or that do not change the output."""
+"""Model inputs that are handled elsewhere or do not change the output."""
 
 log = logging.getLogger(__name__)
 
@@ -127,11 +127,11 @@ def generate(
     - `decoder`: a name in conf/decoder or any `Drafter`. To keep phrases between calls, pass
       `Ouroboros(CachedModel(draft), pool_state="task")`.
     - `batch_size`: rows decoded together (None: all). A row's tokens do not depend on the other
-      rows. Rows are decoded one at a time if `decoder` is a `Drafter`, with `pool_state="task"`,
-      and if a model cannot score several sequences per call (`CachedModel.why_not_together`).
+      rows. Rows are decoded one at a time if `decoder` is a `Drafter`, if `pool_state="task"`, or
+      if a model cannot score several sequences per call (`CachedModel.why_not_together`).
     - `seed`: row i samples with `seed` + i; None uses torch's generator.
-    - `exact`: on a CPU in float32 or bfloat16, make logits bitwise identical whatever else is in
-      the call. Without it, rounding in half precision may swap two tokens of nearly equal logits.
+    - `exact`: on a CPU in float32 or bfloat16, make a token's logits bitwise identical in every
+      call. Without it, rounding in half precision may swap two tokens of nearly equal logits.
     - `streamer`: a streamer, or a list of one per row.
     - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
       temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -164,7 +164,7 @@ def generate(
     strings = own.pop("stop_strings", strings)
     if config is not None:
         config.update(**own, stop_strings=None)
-        own = {name: None for name, value in own.items() if value is None}  # not the model's own
+        own = {name: None for name, value in own.items() if value is None}  # unset model defaults
     criteria = list(stopping_criteria)
     if strings:
         if tokenizer is None:
@@ -186,7 +186,7 @@ def generate(
             raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
-        defaults = plain.generation_config  # transformers passes no tokenizer on
+        defaults = plain.generation_config  # its stop strings are in `criteria` already
         stack.callback(setattr, defaults, "stop_strings", defaults.stop_strings)
         defaults.stop_strings = None
         return type(plain).generate(  # type: ignore[attr-defined]
@@ -253,7 +253,7 @@ class CustomGenerate:
 
     @property
     def owner(self) -> object:
-        """The object whose lock a call holds: the decoder, if given as an object, or self."""
+        """The object whose lock a call holds: the decoder if it is a `Drafter`, else self."""
         return self if isinstance(self.decoder, str) else self.decoder
 
     def __call__(
@@ -329,9 +329,9 @@ class CustomGenerate:
         return result
 
     def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
-        """Return one decoder for each of the rows to decode together, or a single decoder if rows
-        must be decoded one at a time (see `batch_size` of `generate`). Decoders are reused from the
-        last call with the same models."""
+        """Return one decoder for each row that is decoded at the same time: a single one if rows
+        must be decoded one at a time (see `batch_size` of `generate`). If the models are those of
+        the last call, its decoders are reused."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
         if self._made[:2] != (target, draft):

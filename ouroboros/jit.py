@@ -50,8 +50,8 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
-    """Call a function that compiles `what`, or loads it from the cache; log a warning if it must be
-    compiled.
+    """Call `compile_all`, which compiles `what` or loads it from the cache; return its result. Log
+    a warning first if the cache is empty.
 
     A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
     compiles at least one more function, which remains available in this process.

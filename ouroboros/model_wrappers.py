@@ -1,9 +1,9 @@
-"""Cache the wrappers of a model, and its lock, between calls of `generate`.
+"""Keep a model's `CachedModel` wrappers, and its lock, between calls of `generate`.
 
-Both are stored as an attribute of the model and are freed with it, because wrappers drop their
-reference to the model between calls. Copies of a model have no wrappers. Invariant: a call restores
-the model's attention implementation, the training mode of each submodule, and the width of a
-draft's logits.
+They are stored in an attribute of the model and freed with it, because wrappers drop their
+reference to the model between calls. A copied model starts without wrappers. Invariant: a call
+restores the model's attention implementation, the training mode of each submodule, and the width of
+a draft's logits.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class WrapperCache:
     @classmethod
     def of(cls, owner: object) -> WrapperCache:
         """Return an object's cache; create it on first use. Thread-safe."""
-        own = getattr(owner, "__dict__", {})  # a decoder with slots has no lock
+        own = getattr(owner, "__dict__", {})  # a decoder with __slots__ has no lock
         return own.get(ATTRIBUTE) or own.setdefault(ATTRIBUTE, cls())
 
-    def __reduce__(self) -> tuple:  # for copies and pickles
+    def __reduce__(self) -> tuple:  # a copy or pickle is empty
         return WrapperCache, ()
 
 
@@ -66,7 +66,7 @@ def acquire(
     exact: bool = False,
     draft_context: int | None = None,
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Yield both models wrapped for tree scoring; hold their locks and the decoder's meanwhile.
+    """Yield both models wrapped for tree scoring, holding their locks and the decoder's lock.
 
     The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
     `draft_context` tokens of a prompt. A model is checked once, and again only if its weights,
@@ -107,7 +107,7 @@ def locked(*owners: object) -> Iterator[None]:
 @contextmanager
 def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedModel]:
     """Yield the model's wrapper with an empty cache; then restore attention and training modes.
-    `twin`: give a `CachedModel` a second wrapper with a separate cache."""
+    `twin`: target and draft are the same `CachedModel`, so wrap it again with a second cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None
@@ -129,10 +129,10 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
         else:
             wrapper = cached
         model.eval()
-        wrapper.empty()  # weights may have changed since
+        wrapper.empty()  # weights may have changed since the last call
         wrapper.packed.check(closely=True)
         if wrapper.outdated:
-            wrapper.prepack()  # perhaps for another engine, with its attention
+            wrapper.prepack()  # may change the engine, and so the attention
             if cached is None:
                 needed = model.config.get_text_config()._attn_implementation
                 wrappers[role] = (wrappers[role][0], wrapper, needed)

@@ -2,7 +2,7 @@
 
 Each node's row of logits is processed with the tokens up to that node, so a tree gives the tokens
 of standard decoding. Invariant: a processor is a function of (tokens, row). A processor that may
-keep state between calls is refused by name, because it would also see rejected branches.
+keep state between calls raises an error, because it would also see rejected branches.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Constraint:
 
 
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """Return a processor that does for one row what `processor` does for that row of a batch."""
+    """Return a copy of `processor` that takes one row and treats it as row `row` of the batch."""
     known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
         vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)

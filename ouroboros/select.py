@@ -62,9 +62,9 @@ class TokenSelector(Protocol):
 class Ranked(NamedTuple):
     """The best tokens after each logit node, the chosen token first: arrays [rows, count].
 
-    Tokens are ranked by `scores`, noise included. `shares` are their probabilities under the warped
-    logits, without noise. Vocabularies smaller than `count` are padded with id -1, score -inf and
-    share 0.
+    Tokens are ranked by `scores`, which include noise. `shares` are probabilities: the softmax of
+    the warped logits, without noise. If the vocabulary is smaller than `count`, the rest of a row
+    has id -1, score -inf and share 0.
     """
 
     ids: np.ndarray
@@ -143,8 +143,8 @@ class LogitSelector(TokenSelector):
 def _on_device(
     key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `compute(logits, *inputs)`, from a CUDA graph if the engine captures selections (see
-    `Eager.choosing`)."""
+    """Return `compute(logits, *inputs)`. If the engine captures token selection as a CUDA graph,
+    replay the graph for `key` (see `Eager.choosing`)."""
     choosing = getattr(logits, "choosing", None)
     return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
 
@@ -155,7 +155,7 @@ def widened(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _best(scores: torch.Tensor) -> torch.Tensor:
-    """Return the id of each row's highest score, [rows] int64; ties go to the first id.
+    """Return the id of each row's highest score, [rows] int64; ties go to the lowest id.
 
     On a CPU NumPy is ten times as fast as torch; converting to float32 keeps the order.
     """
@@ -179,7 +179,7 @@ def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Te
 
 
 class Argmax(LogitSelector):
-    """Greedy decoding: the most probable token; ties go to the first id."""
+    """Greedy decoding: the most probable token; ties go to the lowest id."""
 
 
 argmax = Argmax()
@@ -190,8 +190,8 @@ def combined_temperature(processors: Sequence[LogitsProcessor]) -> float:
     return math.prod(p.temperature for p in processors if isinstance(p, TemperatureLogitsWarper))
 
 
-KEPT_POSITIONS = 256  # positions whose noise a sampler caches
-NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # computed at a time; fits a CPU's cache
+KEPT_POSITIONS = 256  # a sampler caches the noise of about this many positions
+NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # drawn at a time; on a CPU they fit the cache
 
 
 class Sampler(LogitSelector):
@@ -277,7 +277,7 @@ def gumbel(
     words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
     keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
     ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
-    if torch.device(device).type == "cuda":  # copies from pageable memory block
+    if torch.device(device).type == "cuda":  # a copy from pageable memory would block
         keys = keys.pin_memory()
     bits = _mix(keys.to(device, non_blocking=True) + ids * -0x61C8864680B583EB)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52

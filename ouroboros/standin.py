@@ -10,10 +10,10 @@ dimension d holds the constant c for every token, and all others are exactly zer
 
     mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
 
-where S is the core's sum of squares. So a norm whose weights are scaled by sqrt(d/D) returns what
-the core's norm returns. Dimension d is read only through the last norm, by the `lm_head` rows of
-unused ids. Their weight there is large and negative, so unused ids are never chosen and have no
-probability mass.
+where S is the sum of squares of the core's residual. So a norm whose weights are scaled by
+sqrt(d/D) returns what the core's norm returns. Only the `lm_head` rows of unused ids read dimension
+d, after the last norm. Their weight there is large and negative, so unused ids are never chosen and
+have no probability mass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
-NOISE_STD = 0.02  # Standard deviation of unused weights, since zeros may be timed differently.
+NOISE_STD = 0.02  # Standard deviation of unused weights; zeros might change the call's time.
 INHERITED = (
     *("rope_parameters", "max_position_embeddings", "hidden_act"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -76,8 +76,8 @@ def embed(
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
     Rotary parameters, maximum position, activation, special ids and generation config are the
-    core's; `core` and `shape` are not modified. The stand-in never ties its embeddings. Its first
-    layers are the core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is
+    core's; `core` and `shape` are not modified. Embeddings are never tied. The first layers are the
+    core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is
     possible in float16). `seed` determines the unused weights; they differ between CPU and GPU. In
     bfloat16, core and stand-in round differently, so compare a stand-in with itself only. A core
     that was cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary

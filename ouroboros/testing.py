@@ -4,8 +4,8 @@
         assert_lossless(lambda: MyDrafter(size=4))
 
 The models are tiny, random and in float64. Their vocabulary is so small that random drafts are
-often accepted, and their greedy text is not periodic. Each text is compared with standard
-decoding's.
+often accepted, and their greedy text is not periodic. Every output is compared with that of
+standard decoding.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ VOCAB, CONTEXT = 13, 64
 
 
 class RandomTrees(RootOnly):
-    """Proposes random trees of any shape, also with probes, equal siblings and nodes beyond the
-    budget.
+    """Proposes random trees, some with probes, with siblings of equal tokens, and with nodes deeper
+    than the budget.
 
-    `truth` is the text of standard decoding. A share `hit` of the nodes get the right token, so
-    that deep acceptance, ends of sequence inside a draft and wrong branches all occur.
+    `truth` has the tokens of standard decoding. Each node gets the right token with probability
+    `hit`, so deep acceptance, ends of sequence inside a draft and wrong branches all occur.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ def assert_lossless(
     """Assert that a drafter is lossless on `len(seeds)` tiny models: greedy and sampled, with and
     without end-of-sequence ids, and up to the end of the context.
 
-    `drafter` is a drafter for all texts, or a callable that returns one for each model. A callable
-    with a parameter `draft` gets a draft model that often agrees with the target.
+    `drafter` is one drafter for all prompts, or a callable that returns a new one for each model. A
+    callable with a parameter `draft` gets a draft model that often agrees with the target.
 
     Raises `AssertionError` with the case, index and tree of the first difference, and also if the
     drafter modifies the tokens passed to it, drafts an id beyond the vocabulary, or drafts more
@@ -158,8 +158,8 @@ def _check(
     choose: TokenSelector = argmax,
     eos: Collection[int] = (),
 ) -> None:
-    """Assert that decoding a prompt with the drafter gives the start of `text` (standard
-    decoding's), as far as `max_new` and `eos` allow."""
+    """Assert that decoding a prompt with the drafter gives `text`, the tokens of standard decoding,
+    truncated by `max_new` and `eos`."""
     start = len(prompt)
     ends = [at for at, token in enumerate(text[:-1], start=1) if at > start and token in eos]
     expected = text[: min([start + max_new, *ends])]

@@ -220,7 +220,7 @@ class TokenTree:
         parent. Probes are never accepted. If siblings have equal tokens, several paths can match;
         the longest is returned.
         """
-        if len(self.children) == len(self) - 1 - len(self.probe):  # siblings differ: one path
+        if len(self.children) == len(self) - 1 - len(self.probe):  # no siblings with equal tokens
             path, child = [0], self.children.get((0, chosen[0]))
             while child is not None:
                 path.append(child)
@@ -254,8 +254,8 @@ class TreeBuilder:
         return len(self.tokens)
 
     def graft(self, branches: Iterable[Sequence[int]], at: int = 0, *, source: str = "") -> None:
-        """Add `branches` below node `at`. Common prefixes share nodes, with each other and with the
-        existing tree without its probes."""
+        """Add `branches` below node `at`. Branches with a common prefix share its nodes, and reuse
+        nodes that the tree already has (except probes)."""
         for branch in branches:
             node = at
             for token in branch:
@@ -295,8 +295,8 @@ class TreeBuilder:
 
 
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree with these fields and cached properties, unchecked, because checks would take
-    as long as building it. Omitted fields have their defaults."""
+    """Return a tree with these fields and cached properties, without the checks of the constructor,
+    which would take as long as building it. Omitted fields have their defaults."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree

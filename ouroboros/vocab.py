@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from ouroboros.engine.model import CachedModel
 
-PADDING = 1024  # ids by which models of one tokenizer may differ in size
+PADDING = 1024  # models with the same tokenizer differ by at most this many ids
 
 
 def fingerprint(tokenizer) -> str:
@@ -43,8 +43,8 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
 
 @lru_cache(maxsize=4)
 def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
-    """Return how many token ids the target's tokenizer has. Raises `ValueError` if the draft's
-    tokenizer has other tokens for these ids."""
+    """Return the largest id of the target's tokenizer, plus 1. Raises `ValueError` if the two
+    tokenizers have different tokens for an id. `sizes` is part of the cache key only."""
     ours, theirs = (
         {index: piece for piece, index in tokenizer.get_vocab().items()}
         for tokenizer in (target_tokenizer, draft_tokenizer)
@@ -64,10 +64,10 @@ def _origin(model: CachedModel) -> str:
 
 @lru_cache(maxsize=4)
 def _tokenizer_at(origin: str):
-    """Return the tokenizer of a folder or a hub id from local files; None without one."""
+    """Load the tokenizer of a folder or hub id from local files; return None if that fails."""
     if not origin:
         return None
     try:
         return AutoTokenizer.from_pretrained(origin, local_files_only=True, trust_remote_code=False)
-    except Exception:  # no usable tokenizer, for whatever reason
+    except Exception:  # many kinds of errors: no usable tokenizer
         return None

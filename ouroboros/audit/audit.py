@@ -31,16 +31,16 @@ from ouroboros.tree import TokenTree
 Verdict = Literal[
     "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"
 ]
-"""The last four: "in law": the decoder preserves only the distribution. "reference": standard
-decoding's completion, not itself compared with float64. "not judged": there was too little memory,
-or no completion of standard decoding. "not measured": every decoder refused the prompt."""
+"""Not compared: "in law": the decoder preserves only the distribution; "reference": standard
+decoding's completion itself, without an audit against float64; "not judged": too little memory, or
+no completion of standard decoding; "not measured": every decoder refused the prompt."""
 
 WHOLE = 1 << 30
 """The `rows` of a control that scores a whole text in one call."""
-LIKELY = 32  # noise is measured on this many most probable tokens per position
+LIKELY = 32  # noise is measured on this many tokens per position: the most probable ones
 USUAL = 0.95  # quantile of the noise over positions
 HIGHEST = 1e6  # largest shift tried, in logits
-RIVALS = 8  # how many competing tokens `_directions` tries
+RIVALS = 8  # tokens in each of the lists of competing tokens that `_directions` tries
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Control:
-    """Standard decoding's completion scored by transformers' own forward, `rows` tokens per call.
+    """The result of scoring standard decoding's completion by transformers' own forward pass, with
+    `rows` tokens per call.
 
-    Of `positions` tokens, it chooses `differ` differently; the first at index `first` (None: no
-    difference). `noise` is the 95th percentile of the logits' rounding error over all positions.
+    Its choice differs at `differ` of `positions` tokens, first at index `first` (None: nowhere).
+    `noise` is the 95th percentile of the logits' rounding error over all positions.
     """
 
     rows: int
@@ -89,7 +90,7 @@ class Auditor:
 
     `exact` is the reference precision: float64, or float32 for a quick audit of a half-precision
     run. Copies of the model in this precision and in float32 are created on first use, on `device`
-    (default: the model's), about 12 bytes per weight with float64.
+    (default: the model's). With float64 they take 12 bytes per weight in total.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Auditor:
 
     @property
     def ready(self) -> bool:
-        """Whether a copy exists, so that memory suffices for an audit."""
+        """Whether a copy of the model exists already, so memory sufficed for it."""
         return bool(self._copies)
 
     def judge(
@@ -122,9 +123,9 @@ class Auditor:
         controls.
 
         `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
-        completion). Controls are measured if a completion differs, or always with `controls`; the
-        finding of the key None then compares the reference with float64. After a tie, the rest of a
-        completion is compared with float64.
+        completion). If no completion differs and `controls` is false, nothing is measured, and the
+        key None is missing; otherwise its finding compares the reference with float64. After a tie,
+        the rest of a completion is compared with float64.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
         equal = all(index is None for index in parted.values()) and None not in others.values()
@@ -176,10 +177,10 @@ class Auditor:
 
 
 def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the rounding error of logits [positions, vocab] at each position.
+    """Return the rounding error of logits [positions, vocab] at each position, [positions].
 
-    This is the largest difference over a position's most probable tokens, after removing an offset
-    common to all tokens, which does not affect selection.
+    This is the largest difference from `exact` over a position's most probable tokens, minus their
+    common offset (the median), which does not affect selection.
     """
     likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
     moved = logits.gather(-1, likely) - exact.gather(-1, likely)
@@ -221,7 +222,7 @@ class _ScoredText:
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
     def worst(self, noise: torch.Tensor) -> Finding:
-        """Check that each token is float64's choice within the noise; return the worst finding."""
+        """Compare every token with the choice of the exact logits; return the worst finding."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -231,9 +232,9 @@ class _ScoredText:
         return worst
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
-        """Return the finding for a position where another token was chosen: numeric tie or BUG.
-
-        The allowed noise is the larger of the noise at this position and the 95th percentile.
+        """Return the finding for a position where `found` was chosen instead of `expected`: numeric
+        tie or BUG. The allowed shift is the larger of the noise at this position and the 95th
+        percentile over all positions.
         """
         exact, both = self.exact[index], (expected, found)
         shift = max(
@@ -256,8 +257,8 @@ class _ScoredText:
 def well_ended(
     new: Sequence[int], *, eos: Collection[int], max_new: int, room: int, stopped: bool
 ) -> bool:
-    """Return whether a completion ends by a rule: at its first `eos` token, at `max_new`, at the
-    end of the context (`room` new tokens), or (`stopped`) at a stop string."""
+    """Return whether a completion ends where it should: at its first `eos` token, at `max_new`, at
+    the end of the context (`room` new tokens), or (`stopped`) at a stop string."""
     if any(token in eos for token in new[:-1]) or len(new) > min(max_new, room):
         return False
     return stopped or len(new) == min(max_new, room) or (bool(new) and new[-1] in eos)
@@ -266,13 +267,12 @@ def well_ended(
 def min_logit_perturbation(
     logits: torch.Tensor, token: int, scores: Callable[[torch.Tensor], torch.Tensor]
 ) -> float:
-    """Return the size of the smallest perturbation found of `logits` [vocab] that chooses `token`.
+    """Return how far `logits` [vocab] must move for `token` to be chosen; 0.0 if it is already.
 
-    The choice is the argmax of `scores(perturbed logits)`. Each logit moves by at most the returned
-    size; 0.0 if `token` is already chosen. This is an upper bound, because only a few directions
-    are tried: raising the token alone, and the changes by which a filter (top-k, top-p, min-p)
-    admits the token or excludes a competing token. The relative precision along each direction is
-    0.001.
+    The choice is the argmax of `scores(moved logits)`; each logit moves by at most the returned
+    size. This is an upper bound (at most HIGHEST), because only a few directions are tried: raising
+    the token alone, and the changes by which a filter (top-k, top-p, min-p) admits the token or
+    excludes a competing token. The relative precision along each direction is 0.001.
     """
     winner = int(scores(logits).argmax())
     if winner == token:
@@ -293,7 +293,7 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions, with entries of 1 or -1, that favour `token` over competing tokens."""
+    """Yield directions [vocab] of 1 and -1, that favour `token` over its competitors."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

@@ -2,8 +2,8 @@
 
 Each line is a JSON object with `prompt` or `prompt_token_ids`, and the completion as `text` or
 `token_ids` (vLLM's names). Lines of several files are paired by `id`, or by order. Prefer token
-ids, because tokenizing a text may give other tokens than were generated. A completion without
-tokens means that the end token came first.
+ids, because tokenizing a text may give other tokens than were generated. An empty completion means
+that the end token came first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Map each line's id to (prompt tokens, new tokens). Repeated end tokens at the end are cut to
+    """Map each line's id to (prompt tokens, new tokens). Of several end tokens at the end, keep
     one."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028

@@ -21,8 +21,8 @@ def plain_logits(
 ) -> torch.Tensor:
     """Return the logits from which each new token is chosen, [len(new), vocab] float64.
 
-    The prompt is fed in one call, the new tokens in calls of `rows`; if `rows` is len(new) or more,
-    everything is one call. The last new token is not fed.
+    The prompt is fed in one call, the new tokens in calls of `rows` tokens. If `rows` is len(new)
+    or more, all are fed in one call. The last new token is not fed.
     """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
@@ -51,7 +51,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: use transformers' own attention."""
+    """Context manager: switch a model to an attention implementation of transformers."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

@@ -75,8 +75,8 @@ def greedy_equivalent(counts: Mapping[str, int]) -> str:
 
 
 def control_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row per call size: how many completions and tokens differ between transformers' own
-    forward pass and standard decoding, and the largest noise in logits."""
+    """Return a table with a row per call size: how many completions and tokens transformers' own
+    forward pass chooses differently from standard decoding, and the largest noise in logits."""
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls
@@ -101,8 +101,8 @@ def audit_markdown(
     reference: str = "greedy",
     greedy: bool = False,
 ) -> str:
-    """Return audit.md: verdicts, controls, and each completion that is not identical. `greedy`: the
-    run was at temperature 0."""
+    """Return the text of audit.md: verdicts, controls, and each completion that is not identical.
+    `greedy`: whether the run was at temperature 0."""
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)

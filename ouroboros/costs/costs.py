@@ -1,4 +1,4 @@
-"""The costs of calls of a pair of models on one machine, and predictions from them.
+"""Call costs of a pair of models on one machine, and times predicted from them.
 
 `Costs` are loaded (by name, from a file or a small table), measured on this machine, derived from
 timed runs, or computed from bytes and bandwidth. With them, a `CostModel` predicts the seconds of a
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from ouroboros.engine.model import CachedModel
 
 NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
-"""Shipped costs. "epyc": a few CPU cores; a call of 64 nodes takes 2.5 times as long as a call of
-one. "flat": as expected of a GPU; it takes 1.2 times as long. The others are rooflines of GPUs."""
+"""Shipped costs. A call of 64 nodes takes 2.5 times as long as a call of one in "epyc" (a few CPU
+cores) and 1.2 times as long in "flat" (as expected of a GPU). The others are rooflines of GPUs."""
 UNTIMED = "epyc"  # used by runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # tree sizes timed; others are interpolated
-PROBED_CONTEXT = 1024  # up to this context, cost hardly depends on the length
+PROBED_CONTEXT = 1024  # up to this length, one context is timed: it hardly matters
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
-PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, up to the draft's limit
+PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, at most its `prefill_limit`
 NOISY = 0.2  # measurements with a larger relative spread are repeated, up to `PROBES` in all
-LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text takes its own forward pass
+LONG_TEXT = 128  # equals engine.eager.PREFILL_ALONE: longer text takes a separate forward pass
 ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
 Sample = Any
 """`ouroboros.bench.metrics.sample.Sample`; not imported, because costs must not import bench."""
@@ -47,8 +47,8 @@ class Costs:
     """Call costs of a pair of models on a machine.
 
     - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
-    - `prefill_ms`: added to the first step of a run
-    - `reading_ms`: the draft's prefill in milliseconds by number of tokens, if measured
+    - `prefill_ms`: the target's prefill, added to the first step of a sequence
+    - `reading_ms`: the draft's prefill in milliseconds, by number of tokens, if measured
     - `footprints`: bytes of "target" and "draft"
     - `copy_bytes_per_s`: memory bandwidth, bytes read plus bytes written
     - `about`: models, machine, dtype and threads of the measurement, as plain values
@@ -67,7 +67,7 @@ class Costs:
         for ms in (*self.host_ms.values(), self.prefill_ms, *self.reading_ms.values()):
             if not 0 <= ms < math.inf:
                 raise ValueError(f"host or prefill milliseconds are {ms}")
-        reading = {float(tokens): ms for tokens, ms in self.reading_ms.items()}  # JSON has text
+        reading = {float(tokens): ms for tokens, ms in self.reading_ms.items()}  # JSON keys: text
         object.__setattr__(self, "reading_ms", dict(sorted(reading.items())))
 
     @classmethod
@@ -131,8 +131,8 @@ class Costs:
         The models alternate, with up to five calls per size; costs are medians, so a larger tree
         may cost less than a smaller one. A noisy measurement is repeated, and the one with the
         smallest relative spread is used (`about["spread"]`). An engine that pads calls is timed at
-        its padded sizes. Near the model's context limit a 96-node tree no longer fits; there, use
-        the costs of the longest context measured. Empties the models' caches.
+        its padded sizes. Contexts too close to the model's limit for a 96-node tree get the costs
+        of the longest context measured. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -188,9 +188,9 @@ class Costs:
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
         """Return median costs of timed samples, pooled over all contexts.
 
-        First steps include the prefill and are used for `prefill_ms` only. Draft costs are by nodes
-        if every step records nodes, else a single mean. Raises `ValueError` if no step was timed,
-        and for samples of batches.
+        First steps include the prefill and are used for `prefill_ms` only. Draft costs depend on
+        the nodes if every step records them; else they are a single mean. Raises `ValueError` if no
+        step was timed, and for samples of batches.
         """
         later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
         if not later:
@@ -264,8 +264,9 @@ class Costs:
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def draft_reading_ms(self, tokens: int, context: float) -> float:
-        """Return the milliseconds of a draft prefill: interpolated if prefills were measured
-        (beyond the longest, in proportion), else those of calls of the largest size."""
+        """Return the milliseconds in which the draft reads `tokens`: interpolated between measured
+        prefills (in proportion beyond the longest); if none was measured, the time of as many calls
+        of the largest known size as are needed."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
@@ -278,8 +279,8 @@ class Costs:
     def drafting_ms(self, step: StepRecord, context: int) -> float:
         """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        All draft calls of the step are assumed to be equally large. If the draft first reads more
-        uncached text than the largest measured tree has nodes, this prefill is added. Raises
+        All draft calls of the step are assumed to be equally large. If they would exceed the
+        largest measured call, uncached text is priced separately, by `draft_reading_ms`. Raises
         `ValueError` for calls larger than those measured, and if the costs have no draft.
         """
         if not step.draft_calls:
@@ -299,8 +300,8 @@ class Costs:
         each sequence's record and context length.
 
         A joint call costs as much as a single call with all its nodes and all its cached tokens. A
-        sequence with n draft calls takes part in the first n joint ones. Raises `ValueError` for
-        calls larger than those measured, and if the costs have no draft.
+        sequence with n draft calls takes part in the first n joint draft calls. Raises `ValueError`
+        for calls larger than those measured, and if the costs have no draft.
         """
         verifying = self.target.call_ms(sum(s.scored for s, _ in steps), sum(c for _, c in steps))
         drafting = 0.0
@@ -323,8 +324,8 @@ class Costs:
         return self.host_ms.get(decoder, self.host_ms.get("", 0.0))
 
     def floor_ms(self, role: str, context: int) -> float | None:
-        """Return the bandwidth floor of a call of "target" or "draft" in milliseconds: bytes / copy
-        bandwidth. None if either is unknown."""
+        """Return the shortest possible time of a call of "target" or "draft" in milliseconds: bytes
+        / copy bandwidth. None if either is unknown."""
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
@@ -350,7 +351,7 @@ class CostModel:
         context, draft_has_read = sample.prompt_tokens, False
         for index, step in enumerate(sample.steps):
             # A long prompt before a branching tree takes a second forward pass. Older records do
-            # not count forward passes; for them this is known of the first target call only.
+            # not count forward passes; for them, only the first target call is given a second.
             branching = step.scored > step.drafted + 1 and context > LONG_TEXT
             forwards = step.target_forwards or 1 + int(not index and branching)
             verify = call_ms(step.scored, context) + (forwards - 1) * call_ms(1, context)
@@ -412,8 +413,8 @@ def draft_nodes(step: StepRecord) -> int:
 
 
 def _spread(surfaces: Iterable[Surface]) -> float:
-    """Return the relative spread of a cost measurement: half the interquartile range / the median
-    time, of which the median over all sizes is taken."""
+    """Return the relative spread of a cost measurement: the median, over all models, contexts and
+    sizes, of half the interquartile range / the median time."""
     return median(
         surface.spread_ms[context][nodes] / ms
         for surface in surfaces
@@ -423,7 +424,7 @@ def _spread(surfaces: Iterable[Surface]) -> float:
 
 
 def _medians(pairs: Iterable[tuple[Any, float]]) -> dict:
-    """Return the median of each key's seconds, in milliseconds, sorted by key."""
+    """Return each key's median in milliseconds, given (key, seconds) pairs; sorted by key."""
     seconds: dict = defaultdict(list)
     for key, value in pairs:
         seconds[key].append(value)

@@ -21,8 +21,8 @@ class Surface:
 
     `ms[context][nodes]`: `context` is the number of tokens of the sequence, including the tree's
     root; `nodes` is the size of the tree. The context `inf` means that the cost does not depend on
-    the context. `padded`: the engine pads trees to a few sizes, so a call costs as much as the next
-    size in the table, without interpolation. `spread_ms`, if known, is half the interquartile
+    the context. `padded`: the engine pads trees to the sizes in the table, so a call costs as much
+    as the next larger size, without interpolation. `spread_ms`, if known, is half the interquartile
     range, in the same layout.
 
     >>> Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}}).call_ms(5, 200)
@@ -101,7 +101,7 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface with each context replaced by the longest one that it stands for."""
+        """Return a copy in which `contexts[c]`, the longest one with these costs, replaces c."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
@@ -111,15 +111,15 @@ class Surface:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes of a model: `weight_bytes` of all weights, `read_bytes` of those that each call
-    reads (all but the embedding table, of which it reads few rows), and bytes per cached token."""
+    """The bytes of a model: of all weights, of the weights that each call reads (all but the
+    embedding table, of which it reads few rows), and of keys and values per cached token."""
 
     weight_bytes: int
     read_bytes: int
     kv_bytes_per_token: int
 
     def call_bytes(self, context: int) -> int:
-        """Return the bytes that a call must read, whatever its number of nodes."""
+        """Return the bytes that a call reads, which do not depend on its number of nodes."""
         return self.read_bytes + context * self.kv_bytes_per_token
 
 

@@ -1,8 +1,8 @@
 """Time calls of models on this machine, by tree size and context; measure its memory bandwidth.
 
-A timed call is `CachedModel.score` plus token selection, as in the decoding loop, so it is the time
-that a step waits for. Calls of all sizes and models alternate in random order, so that drift of the
-machine affects all equally.
+A timed call is `CachedModel.score` plus token selection, as in the decoding loop. Calls of all
+sizes and models alternate in random order, so that slow changes of the machine's speed affect all
+equally.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def time_calls(
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return each model's medians and spread.
 
-    Each of the `visits` times every model and tree size `repeats` times at every context, and calls
-    `on_visit` after each context. No visit begins after `limit_s` seconds. Each size has one
-    untimed warm-up call. A context is the number of tokens of the sequence, including the tree's
-    root; they count as cached without a prefill, because times do not depend on the cache's values.
-    `padded`: the models pad trees to exactly these sizes. Empties the models' caches. Raises
+    In each of `visits` rounds, every model and tree size is timed `repeats` times at every context;
+    `on_visit` is called after each context. No round begins after `limit_s` seconds. Each size has
+    one untimed warm-up call. A context is the number of tokens of the sequence, including the
+    tree's root. There is no prefill: times do not depend on the values in the cache. `padded`: the
+    models pad trees to exactly these sizes. Empties the models' caches. Raises
     `ValueError` if a context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), clock()
@@ -84,7 +84,7 @@ def time_calls(
             ms[context][size], spread[context][size] = middle, (high - low) / 2
         return Surface(ms, padded, spread)
 
-    for model in models:  # so that the cache does not grow while calls are timed
+    for model in models:  # before timing, so that no timed call grows the cache
         model.cache.reserve(padded_slots(contexts[-1] + padded_nodes(max(*trees, NODES[-1]))))
         model.cache.clear()
     for model, size in pairs:
@@ -109,8 +109,8 @@ def time_reading(
     visits: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[float, float]:
-    """Time the prefill of prompts of each length; return the median milliseconds. Empties the
-    model's cache."""
+    """Time the prefill of prompts of each length; return the median milliseconds by length. Empties
+    the model's cache."""
     times: defaultdict[int, list[float]] = defaultdict(list)
     for _ in range(visits):
         for tokens in prompts:
@@ -168,7 +168,7 @@ def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return a model's bytes: stored weights, weights read per call, and per cached token."""
+    """Return the `Footprint` of a loaded model."""
     held = sum(map(stored_bytes, model.model.parameters()))
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Limit how much time drafting may lose against plain decoding, by measured step times."""
+"""Use measured step times to limit the time that drafting can lose against plain decoding."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from statistics import median
 
 from ouroboros.trace import StepRecord
 
-LONG_READ = 16  # reading at most this many uncached tokens before a draft call is not priced
+LONG_READ = 16  # reading up to this many uncached tokens before a draft call counts as free
 
 
 class Guard:
     """Decides which steps are plain (without a draft), and corrects the predicted costs of calls.
 
-    A step's gain, in tokens, is its number of new tokens minus its time / the time of a plain step;
-    a single loss counts as at most SPIKE. The time of a plain step is the median of the last five,
-    scaled by the predicted cost of a call at the current context length.
+    A step's gain, in tokens, is its number of new tokens minus (its time / the time of a plain
+    step), and at least -SPIKE. The time of a plain step is the median of the last five, scaled by
+    the predicted cost of a call at the current context length.
 
-    - Within a prompt: when the gains have fallen by LOSS (plus a quarter of `credit`) below where
-      they began or GAIN below their peak, the next PAUSE steps are plain. Each further loss doubles
-      the pause. The pause ends with the prompt.
+    - Within a prompt: `lost` sums the negated gains, but is never below -GAIN. If it exceeds LOSS
+      plus a quarter of `credit`, the next PAUSE steps are plain and `lost` restarts at 0. Each
+      further pause is twice as long, until `lost` falls to -GAIN. A pause ends with the prompt.
     - Across prompts: `credit` starts at START and sums all gains, up to MOST; each plain step adds
-      SHARE. If it is negative and the last two prompts with drafting both lost, the next prompt
-      begins with plain steps, as many as restore `credit` to 0, and continues in the following
-      prompts if it ends earlier. Target calls are then priced as measured.
+      SHARE. If it is negative when a prompt begins, and drafting lost in each of the last two
+      prompts that drafted, steps are plain until `credit` is 0, if need be in several prompts.
+      `node_price` is updated then.
 
     A prompt's first step, which includes the prefill, is not counted. The first three steps of a
-    run are plain. A step in which the draft model reads uncached text changes `credit` only, by its
-    whole loss. `draft_price` corrects the cost of draft calls: the median of measured / predicted
-    times, limited to a factor of LIMIT. `node_price` corrects the cost of target calls: the
-    measured minus the predicted cost per node, in target calls of one node. Without step times, as
-    in replays, nothing is paused or corrected.
+    run are plain. If the draft model reads more than LONG_READ uncached tokens in a step, its loss
+    changes `credit` in full, and not `lost`. `draft_price`, between 1 / LIMIT and LIMIT, multiplies
+    the cost of draft calls: the median of measured / predicted time. `node_price` is added to the
+    cost of target calls for each node: the median of measured minus predicted cost, in target calls
+    of one node. Without step times, as in replays, nothing is paused or corrected.
     """
 
     LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0
@@ -39,7 +39,7 @@ class Guard:
     STEPS, LIMIT, MOVED = 25, 2.0, 0.1
 
     def __init__(self) -> None:
-        self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # target's, whole step's time
+        self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # (target call, step) s / cost
         self.node_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_price, self.node_price = 1.0, 0.0
@@ -57,8 +57,8 @@ class Guard:
             self.steps_left = math.ceil(-self.credit / self.SHARE)
 
     def correct_prices(self) -> bool:
-        """Update the cost corrections of nodes and draft calls. Return whether one changed; a
-        change of the draft's counts only above the relative threshold MOVED."""
+        """Update `node_price` and `draft_price`; return whether either changed. `draft_price` stays
+        the same unless it would change by more than the fraction MOVED."""
         repriced, self.repriced = self.repriced, False
         if repriced and self.node_prices:
             self.node_price = median(self.node_prices)
@@ -69,8 +69,8 @@ class Guard:
         return repriced
 
     def observe(self, step: StepRecord, call: float, verifying: float, drafting: float) -> None:
-        """Count a step. `call`, `verifying` and `drafting` are uncorrected predicted costs: of a
-        plain call, of the step's target call, and of its draft calls."""
+        """Record a step. `call`, `verifying` and `drafting` are uncorrected predicted costs: of a
+        target call of one node, of the step's target call, and of all its draft calls."""
         first, self.first = self.first, False
         reading = step.draft_caught_up > LONG_READ
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)

@@ -1,9 +1,9 @@
 """Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
 
-A sequence joins a draft call only if that helps; the call is made if its sequences together gain
-more than it costs. The nodes to verify are the most probable ones of all trees, as many as are
-worth the larger target call. If neither pays, the step is plain decoding. The unit of cost is a
-joint target call of one node per sequence; a token is worth its average cost so far.
+A draft call is made for the sequences whose total gain exceeds its cost by most, if any. The nodes
+to verify are the most probable ones of all trees, as many as are worth the larger target call. If
+neither drafting nor verifying pays, the step is plain decoding. The unit of cost is a joint target
+call of one node per sequence; a token is worth its average cost so far.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ouroboros.costs import Costs
 from ouroboros.drafters.draft_tree.grow import CALL_FACTOR
 from ouroboros.drafters.draft_tree.state import SIZES
 
-HOST_MS = 0.15  # default host time of planning a step of one sequence, beyond plain decoding's
+HOST_MS = 0.15  # default host time per step and sequence, minus that of plain decoding
 
 
 class JointCosts:
-    """Predicted times of joint calls of `size` sequences: `target_ms[n - 1]`, `draft_ms[n - 1]` for
-    n nodes in all. `contexts`: cached tokens per sequence, in the target and in the draft."""
+    """Predicted times of calls shared by `size` sequences: `target_ms[n - 1]` and `draft_ms[n - 1]`
+    for n nodes in total. `contexts`: cached tokens per sequence, in the target and in the draft."""
 
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)
@@ -91,11 +91,11 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]
     cost = float(calls[best]) + drafting_ms / joint.plain_ms
     for state, size in zip(states, sizes, strict=True):
-        state.spent = cost - state.verify_cost[size]  # `learn` adds the rest
+        state.spent = cost - state.verify_cost[size]  # `learn` adds verify_cost[size]
         state.shared_rate = rate
     return sizes
 
 
 def _rate(states: Sequence[Any]) -> float:
-    """Return the tokens per unit of cost, summed over all sequences."""
+    """Return the tokens per unit of cost so far: all sequences' tokens / all sequences' cost."""
     return float(sum(s.tokens for s in states) / sum(s.cost for s in states))

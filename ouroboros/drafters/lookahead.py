@@ -60,11 +60,11 @@ class Window:
         self._last = above
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
-        """Append the predictions after the last row as a new row; shift the window to start at the
-        token `following` the root.
+        """Append the predictions after the last row as a new row. Shift the window, so that it
+        starts at `following`, the token after the accepted path.
 
-        Return one n-gram per column: a key, then `height` tokens. Return none until the window is
-        full.
+        Return one n-gram per column: a key, then `height` tokens. Until the window is full, return
+        an empty list.
         """
         if not self.rows:
             return []
@@ -84,8 +84,8 @@ class Lookahead:
 
     `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper. With
     `window_size` 0 all phrases come from the pool; with `verification_set_size` 0 no phrase is
-    verified. `pool_from_prompt` also adds the phrases of prompt and output. A `pool` that is passed
-    in keeps its phrases; otherwise the pool is emptied for each prompt.
+    verified. `pool_from_prompt` also adds the phrases of prompt and output. A given `pool` keeps
+    its phrases from prompt to prompt; without one, a new pool is emptied for each prompt.
     `pool_while_filling=False` proposes no phrases until the window is full. Raises `ValueError` for
     settings out of range.
     """
@@ -118,7 +118,7 @@ class Lookahead:
         self._proposed: TokenTree | None = None
 
     def reset(self, choose: TokenSelector) -> None:
-        """Empty the window, and the pool unless it was passed in."""
+        """Begin a prompt: empty the window, and the pool unless it was given."""
         self.window.rows = []
         self._seen = 0
         if self.own_pool:

@@ -1,6 +1,6 @@
 """A drafter that runs on rank 0 only and broadcasts its trees to the other ranks.
 
-Invariant: every rank scores the same tree, even on machines whose drafts would differ.
+Invariant: every rank scores the same tree, although machines might draft differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Runs `drafter` on rank 0 only. On every rank it has the drafter's capabilities."""
+    """Runs `drafter` on rank 0 only. Attributes are the drafter's, on every rank."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter

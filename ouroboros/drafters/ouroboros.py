@@ -1,11 +1,11 @@
-"""Ouroboros: drafting phrase by phrase, on one draft tree that grows while nodes pay.
+"""Ouroboros: drafting phrase by phrase, on a draft tree that grows as long as a node is worth it.
 
-It applies the ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720) to one tree. Phrases
-of the text and recycled predictions propose nodes. If a draft call pays, the draft model scores
-many nodes in it (phrases speed up drafting). Phrases continue below the draft model's tokens
-(phrases lengthen the draft). The target's predictions at rejected nodes become phrases
-(verification makes phrases). Phrases may be kept between prompts. The published algorithm is
-`OuroborosPaper`.
+It applies the ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720) to one tree. Nodes
+come from phrases: n-grams of the text, and the target's earlier predictions at rejected nodes
+(verification makes phrases). The draft model is called if the expected gain exceeds the cost, and
+scores many nodes per call (phrases speed up drafting). Phrases also continue after the draft
+model's tokens (phrases lengthen the draft). Phrases may be kept between prompts. The published
+algorithm is `OuroborosPaper`.
 
 Invariant: estimates only change *which tokens are proposed*; `decode` alone decides which are kept.
 """
@@ -34,8 +34,8 @@ from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
 READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained per future token once the draft is prefilled
-LONGEST_PAUSE = 5  # as long as nothing pays, a batch plans at least every 32nd step
-MIN_CONTEXT = 128  # costs are looked up at this context length and its doublings
+LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
+MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
 class Ouroboros:
@@ -44,22 +44,22 @@ class Ouroboros:
     - `max_nodes`: size of the largest tree, root included; `children`: largest number of children
       of a node (1: a chain); `draft_nodes`: largest number of new nodes in one draft call
     - `recycle`: turn the target's predictions at rejected nodes into phrases
-    - `judge`: let the draft model also score nodes that have phrases below them (False: only nodes
-      without phrases)
-    - `costs`: call costs, as a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file;
-      by default the name that suits the draft's device
+    - `judge`: also use the draft model's ranking after nodes that have children from phrases
+      (False: only after nodes without children)
+    - `costs`: call costs: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file; by
+      default "flat" if the draft is on a GPU, else "epyc"
     - `weights`: weights of the probability estimators, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" keeps it from prompt to
       prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
-    - `guard`: use measured step times to correct costs, and to decode plainly for a while when
-      drafting loses time (see `Guard`; not in batches). Proposals then depend on the clock, the
-      output never does; choose False for reproducible proposals
+    - `guard`: use measured step times to correct costs, and to pause drafting when it loses time
+      (see `Guard`; not in batches). Proposals then depend on the clock, the output never does;
+      choose False for reproducible proposals
 
     The draft model reads the prompt at its first call. If `costs` has its prefill time, this call
-    is made only if the prefill pays off, assuming a gain of READ_GAIN tokens per further token and
-    as many further tokens as were generated so far plus READ_AHEAD, at most the budget. The target
-    reads a long prompt before anything is proposed, so the first token comes as early as in greedy
-    decoding. Raises `ValueError` for settings out of range.
+    is made only if the prefill pays off. Assumed for this: READ_GAIN tokens are gained per
+    remaining token; as many tokens remain as were generated so far, plus READ_AHEAD, at most the
+    budget. In the first step after a long prompt nothing is proposed, so the first token comes as
+    early as in greedy decoding. Raises `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -105,10 +105,7 @@ class Ouroboros:
         self._joint_costs: dict[tuple[tuple[int, ...], int], JointCosts] = {}
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
-        self._pause, self.planned = (
-            0,
-            False,
-        )  # `planned`: whether the last step was planned, not skipped
+        self._pause, self.planned = 0, False  # `planned`: the last step was not skipped
         self._proposed: TokenTree | None = None
         self._prompt_len = 0
 
@@ -135,13 +132,13 @@ class Ouroboros:
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def set_batch(self, size: int, number: int) -> None:
-        """Plan step `number` with the costs of calls that `size` sequences share."""
+        """Set the number of sequences that share the next calls, and the step's number."""
         self._step = number
         if size != self._batch_size:
             self._batch_size, self._cost_contexts = size, ()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the tree with the best expected gain minus cost, at most `budget` - 1 deep."""
+        """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep."""
         first_step, self._prompt_len = not self._prompt_len, self._prompt_len or len(tokens)
         shared, self.planned = self._batch_size > 1, False
         if shared and self._step % (1 << self._pause):
@@ -184,7 +181,7 @@ class Ouroboros:
         self.grower.learn(chosen, path)
 
     def observe_step(self, record: StepRecord) -> None:
-        """Report the measured time and the predicted costs of a step to the guard."""
+        """Pass the measured times and the predicted costs of a step to the guard."""
         if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
             target, _ = self._cost_tables[self._cost_contexts]
             call, verifying = target[0], target[min(record.scored, len(target)) - 1]
@@ -192,8 +189,8 @@ class Ouroboros:
             self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
-        """Return whether the next draft call pays although the draft model must first read uncached
-        text: the prompt, or tokens added during a pause."""
+        """Return whether a draft call is worth the time in which the draft model first reads its
+        uncached tokens: the prompt, or tokens added during a pause."""
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
@@ -201,7 +198,7 @@ class Ouroboros:
         joint, to_come = self.joint, min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
         if unread <= LONG_READ:
             return True
-        if joint is not None:  # all sequences wait while one gains
+        if joint is not None:  # all sequences wait, one gains
             price = costs.draft_reading_ms(unread, len(tokens)) / joint.plain_ms
             return joint.saved_share * to_come >= price * joint.size
         if not costs.reading_ms:
@@ -211,8 +208,8 @@ class Ouroboros:
         return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
-        """Look up the call costs at each model's context length, rounded up to a doubling of
-        MIN_CONTEXT, and apply the guard's corrections."""
+        """Set the grower's call costs to those at each model's context length (rounded up, see
+        MIN_CONTEXT), with the guard's corrections."""
         guard, size = self._guard, self._batch_size
         draft, sequence = self.draft, self.draft_sequence
         start = draft.first_read(sequence, tokens) if draft and sequence else 0
@@ -248,7 +245,7 @@ def default_costs(draft: CachedModel | None) -> str:
 
 
 def cost_table(surface: Surface, context: float) -> list[float]:
-    """Return the costs of calls of 1, 2, ... nodes at a context length, up to the largest known
-    call (and at most the longest known context)."""
+    """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
+    beyond the longest known one counts as the longest."""
     largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
     return surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms))).tolist()

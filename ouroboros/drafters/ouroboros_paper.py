@@ -28,7 +28,7 @@ class OuroborosPaper:
     G = `verification_set_size` and K = `topk`.
 
     `window_size` 0 drafts without a Jacobi window; `topk` 0 appends no phrases to the draft;
-    `recycle=False` makes no phrases from verification; `seed` fills the first window. `pool_state`:
+    `recycle=False` makes no phrases from verification; `seed` draws the first window. `pool_state`:
     "cold" empties the pool for each prompt, "task" keeps it from prompt to prompt, "loaded" starts
     each prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings
     out of range and for a pool of another phrase length.
@@ -88,7 +88,7 @@ class OuroborosPaper:
         return self.pool.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Restore the phrases of a `state_dict`. Raises `ValueError` for another phrase length."""
+        """Restore the phrases of a `state_dict`. Raises `ValueError` if their length differs."""
         self.pool.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
@@ -103,8 +103,8 @@ class OuroborosPaper:
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the draft as a chain, with phrases of the pool below its last token.
 
-        Drafts gamma tokens, or more if the last draft call yields more. The source of a token is
-        "phrase" if it came from a phrase that the draft model verified, else "draft".
+        Drafts gamma tokens, or more if the last draft call yields more. A token's source is
+        "phrase" if it is from a phrase that the draft model accepted, else "draft".
         """
         sources, drafting = list[str](), self._loop.begin(tokens, budget - 1)
         while drafting.left > 0 and len(sources) < self.gamma:
@@ -121,9 +121,9 @@ class OuroborosPaper:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Turn the target's predictions into phrases (section 3.3 of the paper).
 
-        After full acceptance, replace each appended phrase that was scored to its end by the
-        target's predictions along it. After a rejection, add each run of rejected tokens on which
-        target and draft agree at least N - 2 times.
+        If the whole draft was accepted, replace each appended phrase (if its nodes were scored to
+        the end) by the target's predictions along it. Otherwise, wherever the target's predictions
+        at rejected tokens agree with the draft at least N - 2 times in a row, add them as a phrase.
         """
         if not self.recycle:
             return

@@ -16,7 +16,7 @@ from typing import Any
 
 STATE_FORMAT = "ouroboros-state-1"
 CONTEXT = 6  # tokens stored from before a phrase
-MAX_TOKEN = 1 << 22  # bound of token ids in files, since arrays are as long as the largest id
+MAX_TOKEN = 1 << 22  # limit of token ids in files, because arrays grow with the largest id
 REMEDY = "make a new file (a run with pool_state=task writes one), or start cold"
 
 
@@ -37,8 +37,8 @@ def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:
 def load_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> dict:
     """Restore a drafter from a file written by `save_state`; return the state.
 
-    Raises `ValueError` if the file cannot be read, is damaged, or belongs to another drafter, other
-    sizes or another tokenizer.
+    Raises `ValueError` if the file cannot be read, is damaged, or was made by another drafter, with
+    another phrase length or with another tokenizer.
     """
     name = _name_of(drafter)
     try:
@@ -66,7 +66,7 @@ def check_range(least: float, most: float = math.inf, /, **settings: float) -> N
 
 
 def _name_of(drafter: object) -> str:
-    return type(getattr(drafter, "drafter", drafter)).__name__  # of what `OnFirstRank` wraps
+    return type(getattr(drafter, "drafter", drafter)).__name__  # unwraps an `OnFirstRank`
 
 
 def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
@@ -122,7 +122,7 @@ class PhrasePool:
     def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
         """Insert the first `phrase_len` tokens of a phrase as the newest of its key.
 
-        `before` is the context, if known. Adding a phrase again without one keeps the old context.
+        `before` is its context, if known. Adding a phrase again without context keeps the old one.
         """
         kept = tuple(phrase[: self.phrase_len])
         if not kept:
@@ -145,8 +145,8 @@ class PhrasePool:
         self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases of a key, those with the longest match to the context
-        `before` first, then the newest."""
+        """Return up to `count` phrases of a key, sorted by how many last tokens of their context
+        match `before`, most first; ties newest first."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []
@@ -160,7 +160,7 @@ class PhrasePool:
         self._phrases.clear()
 
     def state_dict(self) -> dict:
-        """Return the phrase length, and all phrases with their contexts."""
+        """Return the phrase length, and all phrases by key with their contexts."""
         phrases = {str(key): list(stored.items()) for key, stored in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 

@@ -1,8 +1,8 @@
 """Predict which decoder and settings are fastest on a machine, without running them.
 
-Seconds are predicted from the counts of replays and the machine's call costs. For a decoder slower
-than greedy, a line explains why: cost and tokens per step, and the acceptance rate at which it
-would break even.
+Decoders are replayed on recorded texts; times follow from the counts and the machine's call costs.
+For a decoder slower than greedy, one line explains why: cost and tokens per step, and the
+acceptance rate at which it would break even.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.evidence import Evidence, Settings
 from ouroboros.tuning.search import SPACES, search
 
-SEARCHED = 4  # how many texts the search of settings uses
+SEARCHED = 4  # texts used to search for settings
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A decoder's predicted performance with some settings.
 
-    `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
-    first step: "draft", "verify", "host". `acceptance` is the acceptance rate per draft token;
-    above `break_even` the decoder is faster than greedy (None: never). `why` explains in one line
-    why it is slower than greedy, `failed` why nothing is predicted.
+    `cost_per_token` is in target calls of one node (greedy: 1). `shares` has the fractions "draft",
+    "verify" and "host" of the time after the first step. `acceptance` is the acceptance rate per
+    draft token; above `break_even` the decoder is faster than greedy (None: never). `why` explains
+    in one line why it is slower than greedy, `failed` why nothing is predicted.
     """
 
     settings: Settings
@@ -55,8 +55,8 @@ class Prediction:
         costs: Costs,
         settings: Settings | None = None,
     ) -> Prediction:
-        """Predict from a decoder's samples and greedy's on the same prompts; `failed` is set if the
-        costs do not cover the samples' calls."""
+        """Predict a decoder's speed from its `samples` and those of greedy (`plain`) on the same
+        prompts. `failed` is set if a call is larger than those in the costs."""
         settings, model = dict(settings or {}), CostModel(costs)
         try:
             ours, base = ([model.predict(sample) for sample in of] for of in (samples, plain))
@@ -106,12 +106,12 @@ def advise(
     search_settings: bool = True,
     progress: bool = False,
 ) -> tuple[dict[str, dict[str, Prediction]], int]:
-    """Predict greedy and each decoder (configs by name) with its configured settings ("configured")
-    and, if other settings are faster, with these ("best"). Return the predictions and the number of
-    settings tried.
+    """Predict greedy and the decoders (configs by name). Return each decoder's predictions with the
+    configured settings ("configured") and, if others are faster, with the fastest ("best"), and the
+    number of settings tried.
 
-    One round of `search` over the decoder's space, on the first texts, finds the best settings. A
-    decoder that cannot be predicted has `Prediction.failed`.
+    The fastest settings are found by one round of `search` over the decoder's space, on the first
+    texts. If a decoder cannot be predicted, `Prediction.failed` says why.
     """
     found: dict[str, dict[str, Prediction]] = {}
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
@@ -142,13 +142,13 @@ def advise(
 def batch_table(
     evidence: Mapping[str, Evidence], decoders: Mapping[str, Mapping], sizes: Sequence[int]
 ) -> tuple[pd.DataFrame, dict[str, int | None]]:
-    """Predict decoders (configs and evidence by name) at several batch sizes; return a table and,
-    by decoder, the smallest of the `sizes` at which greedy is faster.
+    """Predict decoders (configs and evidence by name) at several batch sizes. Return a table and,
+    by decoder, the smallest of the `sizes` at which greedy is faster (None: at none).
 
-    Batches are refilled when a text ends; a joint call is assumed to cost as much as a single call
-    with all its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup over greedy
-    at the same batch size, acceptance rate per draft token, the rate needed to break even, and
-    `failed`, the reason if nothing is predicted.
+    When a text ends, the next one takes its place. A joint call is assumed to cost as much as a
+    single call with all its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup
+    over greedy at the same batch size, acceptance rate per draft token, the rate needed to break
+    even, and `failed`, the reason if nothing is predicted.
     """
     rows = []
     for size in sizes:
@@ -178,10 +178,11 @@ def break_even(
     """Return a decoder's acceptance rate per draft token, the rate at which it would be as fast as
     greedy, and one line that explains both.
 
-    The samples have times, measured or predicted. Means are over each sample's steps after the
-    first (which includes the prefill), in units of a greedy step. Tokens are assumed to be accepted
-    independently, along one chain. The acceptance rate is 0 if nothing is drafted. The second value
-    is None if drafts of this length never break even; the line is None if there are no such steps.
+    The samples have times, measured or predicted. Only steps after the first are used, because the
+    first includes the prefill; times are in units of a mean greedy step. Tokens are assumed to be
+    accepted independently, along one chain. The acceptance rate is 0 if nothing is drafted. The
+    second value is None if drafts of this length never break even; the line is None if no sample
+    has a second step.
     """
     base, ours = ([s for one in of for s in one.steps[1:] if s.scored] for of in (plain, samples))
     if not base or not ours:

@@ -1,7 +1,7 @@
 """The inputs of predictions: recorded texts of greedy decoding, and the costs of a machine.
 
 Every decoder is replayed on these texts. They come from a short run on this machine
-(`measured_evidence`), or from any results folder without loading a target (`recorded_evidence`).
+(`measured_evidence`), or from a results folder, without loading the target (`recorded_evidence`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Settings = Mapping[str, object]
 class Evidence:
     """Greedy's texts and a machine's costs.
 
-    `decision_costs`: the costs that decoders plan with (default: `costs`). `rates`: off-text rates
-    by name or kind of decoder ("": any), to simulate predictions after tokens that are not in the
-    texts; None: decoders that read such predictions cannot be replayed and run live on `bench`, if
-    given. `live` has the samples with which the costs were measured, by decoder. `counted` caches
-    replayed samples by decoder, settings and decision costs.
+    `decision_costs`: the costs that decoders plan with (default: `costs`). `rates`: how to simulate
+    the target's predictions after tokens that are not in the texts, by name or kind of decoder
+    ("": any). If None, decoders that read such predictions are not replayed, but run on `bench`, if
+    given. `live`: the samples of the run in which the costs were measured, by decoder. `counted`
+    caches replayed samples by decoder, settings and decision costs.
     """
 
     recorded: RecordedRuns
@@ -65,7 +65,7 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Return a decoder's samples without times, one per text; `config` is ignored for greedy.
+        """Replay a decoder; return one sample per text, without times. Greedy ignores `config`.
 
         Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
         a decoder that cannot be replayed.
@@ -112,7 +112,7 @@ class Evidence:
         return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
 
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
-        """Yield a live run's samples; `error` is set if the text is not the recorded one."""
+        """Run a drafter; yield its samples. `error` is set if a text is not as recorded."""
         for run, example in zip(self.recorded.runs, bench.examples, strict=False):
             (row,) = bench.measured([drafter], [(example, 0)])
             sample = row.sample
@@ -130,8 +130,8 @@ def recorded_evidence(
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
 ) -> Evidence:
-    """Return the evidence from a results folder: greedy's texts and, by default, the run's `costs`
-    and off-text `rates`.
+    """Return the evidence from a results folder: greedy's texts and, unless given, the run's
+    `costs` and off-text `rates` (see `OffTextRates`).
 
     The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
     """
@@ -209,6 +209,6 @@ def completed(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def _measured_rates(recording: Mapping[str, RecordedRuns]) -> dict[str, OffTextRates]:
-    """Measure the off-text rates of each decoder whose predictions were recorded."""
+    """Return the measured `OffTextRates` of each decoder whose predictions were recorded."""
     measured = {name: OffTextRates.measured(own.runs) for name, own in recording.items()}
     return {name: one for name, one in measured.items() if one}

@@ -1,6 +1,6 @@
 """Bytes of weights and cached tokens, computed from a model's config.
 
-Invariant: nothing is loaded. A model is built without storage, so a 34B takes milliseconds.
+Invariant: no weights are loaded. A model is built on the "meta" device, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def config_of(name: str) -> PreTrainedConfig:
 
 
 def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
-    """Return the bytes of a model, without building it."""
+    """Return the bytes of a model in `dtype`, without allocating its weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

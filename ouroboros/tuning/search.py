@@ -33,8 +33,8 @@ def search(
     """Return the settings with the highest score found by a coordinate search.
 
     Each round tries every setting in turn over its whole range, with the others fixed. The search
-    ends when a round improves nothing, or after `rounds` rounds. `configured` has values for
-    settings missing in `start`. Ties keep the first settings found; no settings are scored twice.
+    ends when a round improves nothing, or after `rounds` rounds. `configured` has the values of
+    settings missing in `start`. Of equal scores the first found wins; no settings are scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
@@ -58,8 +58,8 @@ def search(
 
 
 def random_settings(space: Space, count: int, seed: str) -> list[dict]:
-    """Return {} (the configured settings) and `count - 1` different random settings from a space;
-    all settings if there are fewer."""
+    """Return {} (the configured settings) and `count - 1` different random settings of a space; if
+    it has fewer, all of them."""
     found: list[dict] = [{}]
     rng = random.Random(seed)
     while len(found) < min(count, 1 + math.prod(map(len, space.values()))):

@@ -37,8 +37,8 @@ def record(bench: Bench, costs: Costs) -> Evidence:
 
 @dataclass
 class Machine:
-    """A machine's costs, and the configs of decoders for it; `tried` has the scored settings by
-    decoder."""
+    """A machine's costs, and the decoder configs for it. `tried` has, by decoder, the settings that
+    were scored, as JSON."""
 
     name: str
     costs: Costs
@@ -46,14 +46,14 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the values of the tuned options, from `settings` or else the config."""
+        """Return the values of the options in conf/tune: from `settings`, else from the config."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return a decoder's speed in tokens per cost: the geometric mean over `on`, whose items
-        are the tasks and temperatures. Raises `ValueError` for settings that the decoder does not
-        accept."""
+        """Return a decoder's speed in tokens per target call of one node: the geometric mean over
+        `on`, one item per task and temperature. Raises `ValueError` for settings that the decoder
+        does not accept."""
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
@@ -65,9 +65,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Score three kinds of candidates on all texts and return the best: the configured
-        settings, the best trials on the `few` texts, and the result of a coordinate search from
-        the best trial."""
+        """Return the best settings on all texts (`on`) among three kinds of candidates: the
+        configured ones, those of the `trials` that are best on `few` texts, and the result of a
+        coordinate search from the best of these."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -79,8 +79,8 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     """Return tokens per cost, pooled over samples; a target call of one node costs 1. Return 0 if a
     sample failed.
 
-    If an engine does not report scored nodes, each of its calls counts as one node, which favours
-    it.
+    If an engine does not report scored nodes, each of its calls counts as a call of one node, which
+    makes it look faster.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
@@ -106,12 +106,11 @@ def tune(
     """Tune every decoder with each machine's costs on texts from `record`; return a report and the
     best settings by decoder and machine.
 
-    On the `first` texts of each item, each decoder tries its configured settings and random ones,
-    `trials` in all, and then a coordinate search from the best; the finalists are compared on all
-    texts. The report shows how much slower two settings are than the best found: the configured
-    ones ("regret"), and those that are best for the other machines. Finished searches are saved in
-    the folder `results` and skipped on a rerun; `about` (JSON values) identifies their common
-    inputs.
+    On the `first` texts of each item of `on`, each decoder tries its configured settings and random
+    ones, `trials` in all, and then a coordinate search from the best; the finalists are compared on
+    all texts. The report shows how much slower than the best settings found are the configured ones
+    ("regret") and those that are best for each other machine. Finished searches are saved in the
+    folder `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

@@ -36,8 +36,8 @@ FORMAT = "ouroboros-estimates-2"
 N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)
 STRENGTH = 1.5
 FADE = 0.95
-RECYCLED_WEIGHT = 1.5
-MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and rates are clipped this far from 0 and 1
+RECYCLED_WEIGHT = 1.5  # of a recycled prediction, if an occurrence in the text has weight 1
+MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
 MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
 GOLDEN = -0x61C8864680B583EB
@@ -45,9 +45,9 @@ GOLDEN = -0x61C8864680B583EB
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the two logistic models, without (`index`) and with (`draft`) the draft model's
-    ranking, in the order of `PHRASE_FEATURES` and `DRAFT_FEATURES`. `about` records the prompts and
-    the quality of the fit."""
+    """Weights of the two logistic models: `index` for phrases alone, in the order of
+    `PHRASE_FEATURES`; `draft` for nodes that the draft model has scored, in the order of
+    `DRAFT_FEATURES`. `about` records the prompts and the quality of the fit."""
 
     index: tuple[float, ...]
     draft: tuple[float, ...]
@@ -92,7 +92,7 @@ class Weights:
 
 
 def fill_tables(s) -> None:
-    """Fill two lookup tables: weight by age, and index in ORDERS by match length."""
+    """Fill two lookup tables: occurrence weight by age, index in ORDERS by match length."""
     for age in range(state.CANDIDATES):
         s.recency[age] = FADE**age
     for length in range(len(s.level_of)):
@@ -101,7 +101,8 @@ def fill_tables(s) -> None:
 
 @jit
 def _count(s, m, token, length, kind, weight):
-    """Add an occurrence of weight `weight`, followed by `token`, to the candidate `token`."""
+    """Add an occurrence that `token` follows to the weight of the candidate `token`. `length` is
+    its match length, `kind` the bits of its source."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES
@@ -127,7 +128,7 @@ def _count(s, m, token, length, kind, weight):
 
 @jit
 def _mix_shares(s):
-    """Compute the candidates' shares from their weights, with the PPM mixture."""
+    """Compute the candidates' shares from their weights by the PPM mixture (see the module)."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):
@@ -237,14 +238,15 @@ def gumbel_of(key, token):
 
 @jit
 def log_odds(p, margin):
-    """Return the log-odds of a probability, clipped to `margin` from 0 and 1."""
+    """Return the log-odds of `p`, after clipping it to [margin, 1 - margin]."""
     p = min(max(p, margin), 1.0 - margin)
     return math.log(p / (1.0 - p))
 
 
 @jit
 def _set_phrase_features(s, x, c, token):
-    """Write the phrase features of candidate `c` (negative: no phrase proposes the token)."""
+    """Write the phrase features of `token`, which is candidate `c`, into `x`. If `c` is negative,
+    no phrase proposes the token."""
     match = s.candidate_match[c] if c >= 0 else 0
     x[0] = 1.0
     x[1] = log_odds(s.share[c] if c >= 0 else 0.0, MIN_SHARE)
@@ -264,8 +266,8 @@ def _set_phrase_features(s, x, c, token):
 
 @jit
 def _set_draft_features(s, x, c, rank, scores, shares, ranks):
-    """Write the draft features after the phrase features, for the token of rank `rank` (negative:
-    not ranked). `scores` and `shares`, [ranks], are those of the draft model's ranking."""
+    """Write the draft features of a token into `x`, after its phrase features. `rank` is its rank
+    in the draft model's ranking (negative: none), which has `scores` and `shares`, [ranks]."""
     last = ranks - 1
     while last > 0 and shares[last] <= 0.0:
         last -= 1
@@ -355,7 +357,7 @@ def list_options(s, m, node, ranks):
 @jit
 def find_children(s, m, node, ranks):
     """Make the most probable options the node's children, with probabilities that sum to at most 1.
-    A token that was already a child keeps its node."""
+    A token that is a child already keeps its node, and so the subtree below."""
     list_options(s, m, node, ranks)
     count = min(s.options, s.max_children)
     total = 0.0

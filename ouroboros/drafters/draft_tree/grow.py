@@ -2,9 +2,9 @@
 
 A step calls `begin`, `add_rankings` after each draft call, `propose`, and `learn`.
 
-The tree grows best first: the child with the largest probability of being reached joins next, if it
-pays; ties go to the child pushed first. After new estimates the tree grows from the root again and
-reuses existing nodes, so a new estimate can move, drop or restore everything below its node.
+The tree grows best first: the child with the largest probability of being reached joins next, as
+long as it is worth its cost; ties go to the child found first. After new estimates the tree grows
+from the root again and reuses existing nodes, so subtrees can move, drop out or return.
 
 Gain is counted in tokens, cost in target calls. The optimal rule takes an action if and only if it
 gains more tokens than the same cost gains on average (renewal reward; Dinkelbach 1967 for ratios).
@@ -25,19 +25,19 @@ from ouroboros.drafters.draft_tree.candidates import (
 from ouroboros.drafters.draft_tree.phrase_index import append, fill_path, recycle
 from ouroboros.drafters.draft_tree.state import HostCall, jit
 
-MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate
+MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate in `plan_draft_call`
 MIN_TRUST = 0.2  # lower limit of `trust`, the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 MIN_WORTH = 0.8  # nodes that gain less than this share of their cost are left out
-CALL_FACTOR = 2.5  # a draft call's value / its immediate gain, because it enables further calls
+CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
 TRIALS = 5.0  # weight of these priors, in observations
 FINDS = 0.5  # prior rate at which the draft model finds a token that no phrase proposed
-RATE, COST = 2.0, 4.0  # prior tokens per cost, and its weight in cost
-EXPECTED = 5.0  # weight of the prior that estimates are right, in tokens
+RATE, COST = 2.0, 4.0  # prior of tokens per unit of cost, and its weight in units of cost
+EXPECTED = 5.0  # prior of accepted and expected tokens: estimates are right
 TREE_DECAY = 0.97  # weight of earlier trees after each new one
 
 
@@ -52,8 +52,8 @@ def _set_constants(s):
     """Set the constants of a step: log-odds of the hit rates, trust in the estimates, and the
     smallest probability at which a node joins.
 
-    Choosing the best nodes favours overestimates, especially on text unlike the text of the fit.
-    So gains are multiplied by `trust`: accepted / expected tokens of earlier trees.
+    Choosing the best nodes favours overestimates, especially on text unlike that on which the
+    weights were fitted. So gains are multiplied by `trust`: accepted / expected tokens so far.
     """
     s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
@@ -64,10 +64,11 @@ def _set_constants(s):
 
 @jit
 def _add_hoped(s, size, reach, there):
-    """Insert a node that a draft call may add into the sorted first `size` entries of `likely`;
-    return the new size.
+    """Insert a hypothetical node into `likely`, whose first `size` entries are sorted; return the
+    new size.
 
-    The node is in the tree with probability `there`, and is then reached with probability `reach`.
+    A draft call adds the node with probability `there`; it is then reached with probability
+    `reach`.
     """
     if size >= state.NODES:
         return size
@@ -91,8 +92,8 @@ def _list_tree(s):
 
 @jit
 def _best_size(s, size):
-    """Return how many of the first `size` nodes in `likely` to verify, and the worth of doing so:
-    expected tokens - rate x verification cost."""
+    """Return how many of the first `size` nodes in `likely` to verify, and what that is worth in
+    tokens: expected accepted tokens - rate x verification cost."""
     nodes = 1.0
     value = 0.0
     most = -rate(s) * s.verify_cost[1]
@@ -116,9 +117,9 @@ def _best_size(s, size):
 def plan_draft_call(s):
     """List the nodes for the next draft call in `to_score`; return how many (0: no call pays).
 
-    Takes the most probable unscored nodes, as many as maximize gain minus cost. If phrases propose
-    nothing or are wrong, the draft model may find the target's token, and phrases then continue
-    from it. A call pays if these tokens are worth more than the call and their verification.
+    Takes the most probable unscored nodes, as many as maximize gain minus cost. The gain: after
+    such a node the draft model may find the target's token that phrases missed, and phrases then
+    continue from it. A call pays if these tokens are worth more than the call and verifying them.
     """
     s.pending = 0
     if s.calls >= state.MAX_CALLS:
@@ -176,7 +177,7 @@ def make_node(s, m, token, parent):
 
 @jit
 def _push_children(s, heap, ticks, node):
-    """Push a node's children onto the heap; return the number of pushes so far."""
+    """Push a node's children onto the heap, numbered from `ticks`; return the next number."""
     if s.depth[node] < s.max_depth:
         for j in range(s.children[node]):
             reach = s.reach[node] * s.child_prob[node, j]
@@ -212,8 +213,8 @@ def _grow(s, m):
 
 @jit
 def _next_draft_call(s):
-    """Choose the nodes for the next draft call and append them to the draft's tree; return their
-    number."""
+    """Choose the nodes for the next draft call and append them to the draft's tree; return how many
+    (0: no call)."""
     count = plan_draft_call(s)
     for i in range(count):
         node = s.to_score[i]
@@ -274,7 +275,7 @@ def add_rankings(states, m, ids, scores, shares):
 
 @HostCall
 def decline(states):
-    """Withdraw the nodes in `to_score`: the draft model will not score them."""
+    """Cancel the planned draft call: the nodes in `to_score` will not be scored."""
     s = states[0]
     for i in range(s.pending):
         s.draft_row[s.to_score[i]] = -1
@@ -324,7 +325,7 @@ def reset_rates(s) -> None:
 
 @jit
 def _learn_hits(s, node, token):
-    """Update the hit rates of the sources by the target's token after an accepted node."""
+    """Update the hit rates of phrases and draft model. `token` is the target's after the node."""
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0

@@ -1,12 +1,12 @@
-"""The phrase index: earlier occurrences of a node's token, with the length of their suffix match.
+"""The phrase index: earlier occurrences of a node's token, and how many tokens match before each.
 
-It has two sources: the text (prompt and output), and recycled predictions (the target's tokens
-after rejected nodes), each stored with the tokens before it.
+It searches the text (prompt and output) and recycled predictions: tokens that the target predicted
+after rejected nodes, each stored with the tokens before it.
 
-Match lengths are computed from parent to child: the match of an occurrence is one token longer than
-the match of the previous position in the parent's list. Positions on the path count as occurrences
-too, so loops are continued. Position p < `length` is `text[p]`; the root is at `length` - 1, and
-the path's node of depth d at `length` - 1 + d.
+Match lengths are computed from parent to child: if the parent occurs at p - 1 with match length k,
+the child's occurrence at p has match length k + 1. Nodes on the path from the root count as
+occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at
+`length` - 1, and the path's node of depth d at `length` - 1 + d.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.state import jit
 
-MAX_STEPS = 128  # most links followed in a hash chain of pairs
+MAX_STEPS = 128  # most entries visited in the hash chain of a pair of tokens
 
 
 @jit
@@ -65,7 +65,7 @@ def token_at(s, m, position):
 
 @jit
 def _common_suffix(s, m, a, b):
-    """Return the length of the common suffix of the texts up to two positions, at most LONGEST."""
+    """Return how many tokens up to positions `a` and `b` (both included) match, at most LONGEST."""
     count = 0
     while count < state.LONGEST:
         token = token_at(s, m, a - count)
@@ -77,8 +77,8 @@ def _common_suffix(s, m, a, b):
 
 @jit
 def _add_occurrence(s, m, node, position, pointer):
-    """Add an occurrence of a node's token with its match length. `pointer` is the current position
-    in the parent's list; return the next one."""
+    """Add an occurrence of a node's token with its match length. The search in the parent's list of
+    occurrences starts at index `pointer`; return the index at which the next one starts."""
     count = s.occurrences[node]
     length = 0
     if node == 0:
@@ -102,8 +102,8 @@ def _add_occurrence(s, m, node, position, pointer):
 def find_occurrences(s, m, node):
     """List the occurrences of a node's token, newest first.
 
-    The caller fills `path` and the parent's list first. Occurrences at the end of the text are
-    skipped. If there are earlier sequences, older occurrences follow if the previous token matches
+    The caller fills `path` and the parent's list first. The last token of the text is skipped. If
+    there are earlier sequences, older occurrences are added, if the token before them matches
     too.
     """
     token = s.token[node]
@@ -149,8 +149,8 @@ def recycle(s, m, depth, prediction):
 
 @jit
 def recycled_match(s, m, number, depth):
-    """Return how many tokens before a recycled prediction match the end of the path up to `depth`,
-    at most CONTEXT."""
+    """Return how many tokens before recycled prediction `number` match the tokens up to `depth` of
+    the path, at most CONTEXT."""
     row = number % state.RING
     for back in range(state.CONTEXT):
         token = m.ring[row, back]

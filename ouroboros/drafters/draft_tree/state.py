@@ -1,9 +1,9 @@
 """The drafter's state, and the compilation of its functions.
 
-The state is one record of fixed-size arrays, plus the growing arrays of `Memory`. Nodes are numbers
-below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the root, the
-sequence's last token. Invariant: `order` lists the tree's nodes by descending probability, so a
-parent precedes its children.
+The state is a record of fixed-size arrays (`s`) and a `Memory` of growing arrays (`m`). Nodes are
+numbers below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the
+root, the sequence's last token. Invariant: `order` lists the tree's nodes by descending
+probability, so a parent precedes its children.
 
 NUMBA_DISABLE_JIT=1 runs the functions as Python, for debugging.
 """
@@ -24,8 +24,8 @@ Function = TypeVar("Function", bound=Callable)
 
 NODES = 1024  # nodes assigned in one step, dropped nodes included
 CHILDREN = 5  # largest number of children of a node
-OCCURRENCES = 48  # how many of a token's newest occurrences are searched
-WITH_HISTORY = 40  # the same if there are earlier sequences,
+OCCURRENCES = 48  # most occurrences of a token that are searched, newest first
+WITH_HISTORY = 40  # the same if memory has earlier sequences,
 OLDER = 24  # plus this many older occurrences whose previous token matches too
 PAIRS = 1 << 17  # hash slots for pairs of tokens
 LONGEST = 64  # cap of suffix match lengths
@@ -33,7 +33,7 @@ ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
 CANDIDATES = 80  # distinct tokens after a node: at least WITH_HISTORY + OLDER + RECENT
 SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
-RECENT = 12  # how many of the newest recycled predictions after a token are searched
+RECENT = 12  # most recycled predictions after a token that are searched, newest first
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
@@ -60,7 +60,7 @@ DRAFT_FEATURES = (
 class Memory(NamedTuple):
     """Growing arrays that are kept from step to step.
 
-    `text` holds all tokens, with -1 before each further sequence. `newest[token]` is the token's
+    `text` holds the tokens of all sequences, separated by -1. `newest[token]` is the token's
     last position and `previous[i]` the last position before i with the same token (-1: none);
     `newest_pair` and `previous_pair` are the same for the hash of two consecutive tokens.
     `ring[number % RING]` is recycled prediction `number`: the CONTEXT tokens before it (nearest
@@ -113,7 +113,7 @@ _INTEGERS = {
     "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
 }  # fmt: skip
 _REALS = {
-    "temperature": (), "logit_scale": (),  # a score's unit in logits
+    "temperature": (), "logit_scale": (),  # logits = this x scores
     # constants of a step: log-odds of each source's hit rate, factor on estimated gains, and the
     # smallest probability at which a node joins the tree
     "phrase_odds": (), "draft_odds": (), "trust": (), "floor": (),
@@ -174,9 +174,9 @@ def jit(function: Function) -> Function:
 
 
 class HostCall:
-    """A compiled function that Python calls in every step with the same argument types.
+    """A compiled function that Python calls in every step, always with the same argument types.
 
-    After the first call it bypasses numba's type dispatch, which for a record and a dozen arrays
+    After the first call, numba's type dispatch is bypassed: for a record and a dozen arrays it
     takes as long as the function itself.
     """
 

@@ -22,7 +22,7 @@ from ouroboros.jit import compile_now
 from ouroboros.tree import TokenTree
 
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
-PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this share
+PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this x the smaller
 
 SOURCES = tuple(
     "judged" if kind & state.JUDGED else "phrase" if kind & state.PHRASE
@@ -85,7 +85,7 @@ class TreeGrower:
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
         """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
-        (None: unknown noise). Earlier sequences stay in memory; rates start at their priors."""
+        (None: no shared noise). Earlier sequences stay in memory; rates restart at their priors."""
         s = self.state
         if s.length > MAX_TEXT:
             kept = self.state_dict()
@@ -100,11 +100,12 @@ class TreeGrower:
         s.noisy, s.seed = int(seed is not None), seed or 0
 
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
-        """Set the costs of calls of i + 1 nodes: `verify[i]` of the target, `call[i]` of the draft.
+        """Set the costs of calls: `verify[i]` of a target call of i + 1 nodes, `call[i]` of a draft
+        call of i + 1 nodes, in any unit.
 
-        The last value of each list also applies to larger calls. Costs are scaled so that a target
-        call of one node costs 1. If a larger target call costs clearly less than a smaller one,
-        trees are padded to the larger size. Costs of draft calls are made non-decreasing.
+        The last value of each list also applies to larger calls. If a larger target call costs
+        clearly less than a smaller one, trees are padded to the larger size. A draft call is taken
+        to cost no more than any larger one.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)
@@ -130,9 +131,8 @@ class TreeGrower:
     ) -> TokenTree | None:
         """Begin a step on `tokens`, which must extend those of the last step; see `grow.begin`.
 
-        Return the tree for the draft model to score, or None if no call pays. Its `logit_nodes` are
-        the nodes after which tokens are to be ranked; the model has already scored the others in
-        this step.
+        Return the tree for the draft model to score, or None if no draft call pays. Rank tokens
+        after its `logit_nodes`; the draft model has scored the other nodes earlier in this step.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -173,12 +173,12 @@ class TreeGrower:
         return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
 
     def count_plain_step(self) -> None:
-        """Count a step of plain decoding in the tokens per cost."""
+        """Count a step of plain decoding: one token, for one unit of cost."""
         self.state.tokens += 1
         self.state.cost += 1
 
     def decline(self) -> None:
-        """Withdraw the tree that `begin` or `add_rankings` returned: it will not be scored."""
+        """Cancel the draft call on the tree that `begin` or `add_rankings` returned."""
         grow.decline(self._states)
         self._drafted = int(self.state.drafted)
 
@@ -208,8 +208,8 @@ class TreeGrower:
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from verification. `chosen[i]` is the target's token after node i of the proposal
-        (-1: unknown); `path` has the accepted nodes, root first. Without recycling, `chosen` is
-        ignored, because the next step's text has the tokens of the path."""
+        (-1: unknown); `path` has the accepted nodes, root first. Without recycling `chosen` is not
+        needed: the next call of `begin` gets the tokens of the path."""
         if self._recycle:
             self._learn(chosen, path)
         else:
@@ -221,9 +221,9 @@ class TreeGrower:
         grow.learn(self._states, self.memory, self._proposed, *answers)
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: the texts, separated by -1, and the recycled
-        predictions, oldest first, each after its CONTEXT previous tokens (nearest first, -1:
-        none)."""
+        """Return the state kept between prompts: "text", all texts separated by -1, and "recycled",
+        the recycled predictions, oldest first; each row has the CONTEXT previous tokens (nearest
+        first, -1: none) and the prediction."""
         s, m = self.state, self.memory
         numbers = np.arange(max(1, int(s.recycled) - state.RING + 1), int(s.recycled) + 1)
         return {
@@ -262,7 +262,7 @@ class TreeGrower:
 
 
 def _extended(array: np.ndarray, size: int, empty: int) -> np.ndarray:
-    """Return the array, doubled until it holds `size` values."""
+    """Return the array, doubled with values `empty` until it holds `size` values."""
     while len(array) < size:
         array = np.concatenate([array, np.full_like(array, empty)])
     return array
