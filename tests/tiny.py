@@ -45,7 +45,8 @@ SHAPE = {
 
 
 def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """A random model whose matrices have standard deviation 0.4 and which ends at no token."""
+    """A random model that ends at no token. Matrices have standard deviation 0.4; vectors (norms,
+    biases) differ from each other."""
     torch.manual_seed(seed)
     experts = {"experts_implementation": "eager"}  # grouped kernels know no float64
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, **experts).eval()
@@ -53,6 +54,9 @@ def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTr
         for weight in model.parameters():
             if weight.ndim >= 2:
                 weight.normal_(std=0.4)
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(torch.randn(weight.shape).to(weight), alpha=0.2)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

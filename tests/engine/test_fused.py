@@ -24,6 +24,7 @@ X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 pytestmark = pytest.mark.skipif(not X86, reason="no oneDNN for this processor")
 DTYPES = (torch.float32, torch.bfloat16)
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+WIDE = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 32}  # one kernel serves it
 FASTER = [9.0] * len(ROWS), [1.0] * len(ROWS)
 
 
@@ -72,8 +73,7 @@ def test_kernels_give_the_logits_of_the_modules(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LIKE_LLAMA)
 def test_one_kernel_for_all_layers_gives_the_bits_of_the_steps(name, dtype, monkeypatch):
-    wide = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 32}
-    ours, _ = both(name, dtype, **wide)
+    ours, _ = both(name, dtype, **WIDE)
     if not ours.engine.layers[0].o_proj.packed.address:
         pytest.skip("our kernel does not multiply on this processor")
     draw, calls = random.Random(name), []
@@ -90,6 +90,18 @@ def test_one_kernel_for_all_layers_gives_the_bits_of_the_steps(name, dtype, monk
     stepwise = [ours.score(ours.new_sequence(), *call).clone() for call in calls]
     for one, other in zip(found, stepwise * 2, strict=True):
         assert torch.equal(one, other)
+
+
+def test_one_kernel_reads_a_weight_replaced_within_a_sequence(monkeypatch):
+    found, text = [], [3, 4]
+    for most in (fused.MOST, 0):
+        monkeypatch.setattr(fused, "MOST", most)
+        ours, _ = both("llama", **WIDE)
+        sequence = ours.new_sequence()
+        before = ours.score(sequence, text, TokenTree.chain(4, ())).clone()
+        replace_a_norm(ours.model)
+        found.append(ours.score(sequence, [*text, 5], TokenTree.chain(5, ())).clone())
+    assert torch.equal(*found) and not torch.equal(found[0], before)
 
 
 @pytest.mark.parametrize("name", LIKE_LLAMA)
@@ -123,6 +135,11 @@ def write_to_a_norm(model) -> None:
 
 
 @torch.no_grad()
+def replace_a_norm(model) -> None:
+    norm = model.model.layers[1].input_layernorm
+    norm.weight = nn.Parameter(-2 * norm.weight.detach())
+
+
 def give_a_layer_a_bias(model) -> None:
     layer = model.model.layers[1].self_attn.v_proj
     layer.bias = torch.nn.Parameter(torch.linspace(-3, 3, layer.out_features))
@@ -163,7 +180,7 @@ def parametrise_a_norm(model) -> None:
 
 
 def set_an_epsilon(model) -> None:
-    model.model.layers[1].post_attention_layernorm.variance_epsilon = 4.0
+    model.model.layers[1].post_attention_layernorm.variance_epsilon = 4000.0
 
 
 def scale_the_scores(model) -> None:
@@ -188,7 +205,7 @@ def write_to_the_input_of_keys(model) -> None:
 
 
 CHANGES = [
-    *(replace_a_weight, write_to_a_weight, write_to_a_norm, give_a_layer_a_bias),
+    *(replace_a_weight, write_to_a_weight, replace_a_norm, write_to_a_norm, give_a_layer_a_bias),
     *(write_to_the_second_of_a_group, put_an_adapter_in, hook_a_layer),
     *(replace_the_forward_of_the_model, replace_the_class_of_a_norm, parametrise_a_norm),
     *(set_an_epsilon, scale_the_scores, scale_the_angles, slow_the_angles),
@@ -199,7 +216,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_model_is_followed(change):
     """Although a prefix of the prompt is cached, by both engines and by the modules themselves."""
-    ours, modules = both("llama")
+    ours, modules = both("llama", **WIDE)
     plain, prompt, tree = copy.deepcopy(modules.model), prompt_of(9), TokenTree.chain(5, (1, 2, 3))
     prompt[-1] = 5
     before = [m.score(m.new_sequence(), prompt, tree).clone() for m in (ours, modules)]

@@ -80,6 +80,7 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
         ("task.version", {"task": {"stop": [], "version": "2"}}),
         ("model.commits", {"model": {"commits": ["b"]}}),
         ("max_new", {"max_new": 9}),
+        ("numba", {"provenance": {"versions": {"numba": "2"}}}),
         ("order of decoders", {"config": {"decoder": {"b": {}, "a": {}}}}),
         ("order of decoders", {"config": {"decoder": -1}}),
     ],
@@ -87,6 +88,7 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
 def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     whole["config"] = {"decoder": {"a": {}, "b": {}}}
+    whole["provenance"] = {"versions": {"numba": "1"}}
     folder = ResultsFolder(tmp_path)
     folder.open_run(whole)
     with pytest.raises(ValueError, match=f".{name} was .*overwrite=true") as refusal:
