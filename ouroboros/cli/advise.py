@@ -34,8 +34,8 @@ from ouroboros.tuning.footprint import config_of, footprint_of
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
-KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
-"""Options that are repeated in the recommended command."""
+KEPT = ("model", "max_new", "threads")
+"""Options that are repeated in the recommended command, besides those of sampling."""
 
 
 def advise(options: dict) -> tuple[int, dict]:
@@ -109,6 +109,8 @@ def print_advice(
     best = top[name]
     again = (*KEPT, "task") if any(option.startswith("task=") for option in overrides) else KEPT
     kept = [one for one in overrides if one.lstrip("+").split("=")[0].split(".")[0] in again]
+    sampled = asdict(evidence.recorded.sampling).items()
+    kept += [f"{key}={value}" for key, value in sampled if value != getattr(Sampling(), key)]
     kept += [f"++decoder.{name}.{key}={value}" for key, value in best.settings.items()]
     names = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
     command = shlex.join(["ouroboros", "bench", f"decoder={names}", *kept])

@@ -70,6 +70,13 @@ def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded, saved_p
     assert "of the time is drafting" in line and line in out
 
 
+def test_the_command_samples_as_the_runs_did(run_advise, run_bench, recorded):
+    assert run_bench("decoder=[greedy]", *COUNTS, "temperature=0.5", "results_dir=warm")[0] == 0
+    costs = ["costs=costs.yaml", "search=false"]
+    _, _, document, _ = run_advise("runs=warm", "decoder=[prompt_lookup]", *costs)
+    assert document["best"]["command"].endswith("temperature=0.5")
+
+
 def test_predictions_are_held_against_runs(recorded, saved_pair, monkeypatch, capsys):
     """Counts with their own costs are exact where the draft is deterministic."""
     monkeypatch.chdir(saved_pair)
