@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
     def alone(self) -> torch.Tensor:
         """Make the call for this sequence alone; return the logits."""
-        return self.model.score(*self[1:])
+        return self.model.score(self.sequence, self.tokens, self.tree)
 
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Answer several requests to the same model with one joint call."""

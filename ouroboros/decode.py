@@ -101,9 +101,8 @@ class RootOnly:
 class StepRecorder:
     """Counts and times one step, from construction to `finish`."""
 
-    def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
-        self.target = target
-        self.draft = draft or CachedSequence()
+    def __init__(self, target: CachedSequence, draft: CachedSequence) -> None:
+        self.target, self.draft = target, draft
         self._before = self.draft.counters, self.target.counters
         self._started = time.perf_counter()
 
@@ -111,7 +110,7 @@ class StepRecorder:
         """Return the `StepRecord` of a step that accepted `path` and added `new` tokens."""
         last, names = path[-1], tree.source or ("",) * len(tree)
         last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
-        sources = (*(names[node] for node in path[1:]), last_source)[:new]
+        sources = (*[names[node] for node in path[1:]], last_source)[:new]
         elapsed_s = time.perf_counter() - self._started
         drafting = self.draft.counters.since(self._before[0])
         verifying = self.target.counters.since(self._before[1])
@@ -170,12 +169,13 @@ class Decoding:
         self.trace = DecodeTrace(tokens, len(tokens))
         self.left = min(max_new, model.room(self.sequence, tokens) + 1)
         self.capabilities = DrafterCapabilities.of(drafter)
+        self._draft_sequence = self.capabilities.draft_sequence or CachedSequence()
         ranks = self.capabilities.ranks
         self._ranking = TopKRecorder(choose, ranks) if ranks else None
 
     def step(self) -> Steps[StepRecord]:
         """Take one step: propose, score, match, accept, observe."""
-        recorder = StepRecorder(self.sequence, self.capabilities.draft_sequence)
+        recorder = StepRecorder(self.sequence, self._draft_sequence)
         tree = yield from self.propose()
         chosen = yield from self.score(tree)
         path, new = self.match(tree, chosen)
@@ -200,8 +200,9 @@ class Decoding:
         """Return the accepted path and the new tokens: the path's tokens and the target's next one,
         truncated after an end-of-sequence token and to `left` tokens."""
         path = tree.longest_match(chosen)
-        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]][: self.left]
-        new = new[: next((n for n, token in enumerate(new, 1) if token in self.eos), None)]
+        new = [*[tree.tokens[node] for node in path[1:]], chosen[path[-1]]][: self.left]
+        if self.eos:
+            new = new[: next((n for n, token in enumerate(new, 1) if token in self.eos), None)]
         if new[-1] == NO_CHOICE:
             raise ValueError(
                 f"there is no distribution to sample token {len(self.trace.tokens) + len(new) - 1} "

@@ -76,6 +76,8 @@ class TokenTree:
             tokens=(root, *tokens),
             parents=tuple(range(-1, n)),
             source=("", *[source] * n),
+            logit_nodes=tuple(range(n + 1)),
+            children={(node, token): node + 1 for node, token in enumerate(tokens)},
             _depths=np.arange(n + 1),
             is_chain=True,
         )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
-from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, noisy, prompt_of
+from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.calls import alone
@@ -28,6 +28,7 @@ ONE_BY_ONE = {
     **dict.fromkeys(["deepseek_v2", "deepseek_v3"], "reads keys in another shape"),
 }
 """Architectures whose attention cannot be divided among sequences, and the reason given."""
+QUICK = ("llama", "gpt2", "mistral", "gemma3_text", "qwen2_moe", "gptj", "stablelm", "deepseek_v3")
 SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 
 
@@ -49,7 +50,7 @@ def run(decodings: Sequence[Decoding], size: int, *, refill: bool = True) -> lis
     return [own.trace.tokens for own in decodings]
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", mostly_slow(SUPPORTED, quick=QUICK))
 def test_random_trees_together_give_each_text_alone(name):
     """Ragged prompts, arrivals, departures, ends in the middle, rows without a draft, pauses."""
     target = CachedModel(build(config_of(name, SUPPORTED[name])))
@@ -93,8 +94,10 @@ def decoders(draft: CachedModel) -> dict:
     }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+SAMPLED = [(torch.float32, 0.0), (torch.float64, 0.8), (torch.float32, 0.8), (torch.float64, 0.0)]
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), mostly_slow(SAMPLED, quick=SAMPLED[:2]))
 @pytest.mark.parametrize("name", decoders(None))  # type: ignore[arg-type]
 def test_every_decoder_gives_the_text_of_each_prompt_alone(name, dtype, temperature):
     """Draft calls are joined too. Counts of fixed drafts do not depend on the company either."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -42,6 +43,13 @@ SHAPE = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+
+
+def mostly_slow(values: Iterable, quick: Iterable) -> list:
+    """Return parameters of which `make test` takes those in `quick`, and `make test-all` all."""
+    quick, slow = list(quick), pytest.mark.slow
+    rows = ((one, one if isinstance(one, tuple) else (one,)) for one in values)
+    return [pytest.param(*row, marks=() if one in quick else slow) for one, row in rows]
 
 
 def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:

@@ -211,12 +211,14 @@ class SlotCache(Cache):
     def keep(self, slots: list[int], start: int) -> None:
         """Move `slots` (ascending) to `start`, `start + 1`, ...; drop all slots after them."""
         end = start + len(slots)
-        if slots != list(range(start, end)):
-            for shape, (keys, values) in self.pools.items():
-                pinned = shape.device.type == "cuda"  # a copy of pageable memory blocks the host
-                index = torch.tensor(slots, pin_memory=pinned).to(shape.device, non_blocking=True)
-                keys[:, :, start:end] = keys.index_select(2, index)
-                values[:, :, start:end] = values.index_select(2, index)
+        if slots[-1] >= end:
+            with torch.inference_mode():
+                for shape, (keys, values) in self.pools.items():
+                    pinned = shape.device.type == "cuda"  # pageable memory would block
+                    index = torch.tensor(slots, pin_memory=pinned)
+                    index = index.to(shape.device, non_blocking=True)
+                    keys[:, :, start:end] = keys.index_select(2, index)
+                    values[:, :, start:end] = values.index_select(2, index)
         self.set_length(end)
 
 

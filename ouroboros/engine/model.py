@@ -34,7 +34,8 @@ from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:
-    """Make a method raise `ValueError` while another thread is in a call of the model."""
+    """Run a method in inference mode; raise `ValueError` while another thread is in a call of the
+    model."""
 
     @wraps(call)
     def claimed(self, *args):
@@ -44,7 +45,8 @@ def one_at_a_time(call: Callable) -> Callable:
                 "or give each thread a CachedModel of a copy"
             )
         try:
-            return call(self, *args)
+            with torch.inference_mode():
+                return call(self, *args)
         finally:
             self.lock.release()
 
@@ -213,7 +215,6 @@ class CachedModel(TreeModel):
         self.resident.clear()
 
     @one_at_a_time
-    @torch.inference_mode()
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
@@ -241,7 +242,6 @@ class CachedModel(TreeModel):
         return rows
 
     @one_at_a_time
-    @torch.inference_mode()
     def score_together(
         self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
     ) -> list[torch.Tensor]:
@@ -337,7 +337,6 @@ class CachedModel(TreeModel):
             )
         return tokens
 
-    @torch.inference_mode()
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; drop its other nodes.
 
@@ -356,7 +355,6 @@ class CachedModel(TreeModel):
         sequence.tree = None
 
     @one_at_a_time
-    @torch.inference_mode()
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:

@@ -40,6 +40,9 @@ class ModelCounters(NamedTuple):
         return ModelCounters(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
 
 
+COUNTERS = attrgetter(*ModelCounters._fields)
+
+
 @dataclass(eq=False)
 class CachedSequence:
     """One sequence on one model. `model.new_sequence()` returns it; only the model changes it.
@@ -65,7 +68,7 @@ class CachedSequence:
     @property
     def counters(self) -> ModelCounters:
         """The current values of the counters."""
-        return ModelCounters(*attrgetter(*ModelCounters._fields)(self))
+        return ModelCounters(*COUNTERS(self))
 
     @property
     def held(self) -> int:

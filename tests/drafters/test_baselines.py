@@ -19,7 +19,7 @@ from ouroboros.baselines import (
     TokenRecycling,
 )
 from packaging.version import Version
-from tiny import CONTEXT, StepLog, cut, llama, mistral, noisy, plain, prompt_of
+from tiny import CONTEXT, StepLog, cut, llama, mistral, mostly_slow, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs import Costs, Surface
@@ -150,7 +150,22 @@ def test_greedy_is_transformers_own(models):
         assert truth[:CONTEXT] == plain(models.plain, prompt, CONTEXT - len(prompt))
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+QUICK = (
+    *("greedy", "speculative", "speculative unsure", "prompt lookup adaptive", "suffix"),
+    *(
+        "suffix branches task",
+        "suffix hybrid unsure",
+        "token recycling task",
+        "racer",
+        "racer task",
+    ),
+    *("lookahead", "lookahead W=0", "lookahead N=2", "paper", "paper topk=9", "paper N=2"),
+    *("paper task", "ouroboros", "ouroboros eager", "ouroboros without a draft"),
+    *("ouroboros loaded", "ouroboros one node a call"),
+)
+
+
+@pytest.mark.parametrize("decoder", mostly_slow(DECODERS, quick=QUICK))
 def test_every_decoder_is_lossless(models, decoder):
     drafter, steps = DECODERS[decoder](models.draft), 0
     for name, choose in CHOICES.items():

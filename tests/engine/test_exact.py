@@ -45,12 +45,11 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 2
             model.score(inside, prompt[:cut], TokenTree.chain(prompt[cut - 1], ()))
         scored = model.score(inside, prompt, tree).clone()
         model.empty()
+        alone = model.new_sequence()  # reads the prompt once, then each path
         for node in range(len(tree)):
-            path = [tree.tokens[n] for n in tree.path_to(node)]
-            alone, text = model.new_sequence(), []
-            for token in prompt[:-1] + path:
-                text.append(token)
-                single = model.score(alone, text, TokenTree.chain(token, ()))
+            text = prompt[:-1] + [tree.tokens[n] for n in tree.path_to(node)]
+            for end in range(len(prompt) - 1 if node else 0, len(text)):
+                single = model.score(alone, text[: end + 1], TokenTree.chain(text[end], ()))
                 model.accept(alone, [0])
             different += not torch.equal(single[0], scored[node])
     return different

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from pretended_cuda import Graph, pretend
-from tiny import VOCAB, RandomDrafter, Session, gemma3, gpt2, llama, mistral, session
+from tiny import VOCAB, RandomDrafter, Session, gemma3, gpt2, llama, mistral, mostly_slow, session
 from transformers import (
     GenerationConfig,
     TemperatureLogitsWarper,
@@ -153,9 +154,13 @@ def joined(graphed, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
-@pytest.mark.parametrize("family", [long_llama, mistral, gemma3], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("family", "compiled", "choose"),
+    mostly_slow(
+        itertools.product((long_llama, mistral, gemma3), (False, True), CHOICES),
+        quick=[(long_llama, False, CHOICES[0]), (gemma3, True, CHOICES[1])],
+    ),
+)
 def test_captured_joint_calls_give_each_text_alone(joined, monkeypatch, family, compiled, choose):
     """Ragged rows that come, go and leave their slabs to others, in one graph per size; the slabs
     and the pools grow. Neither a long prompt nor too many blocks are captured."""
