@@ -13,9 +13,10 @@ because a token is kept only if the target chose it after exactly the same token
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
+from types import GeneratorType
 from typing import Protocol, runtime_checkable
 
 from ouroboros.calls import Steps, alone, jointly, predict
@@ -135,7 +136,7 @@ class StepRecorder:
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
     """Call a drafter's `propose`; return its tree. Raises `ValueError` for any other result."""
     tree = drafter.propose(tokens, left)
-    if isinstance(tree, Generator):
+    if isinstance(tree, GeneratorType):
         tree = yield from tree
     if not isinstance(tree, TokenTree):
         raise ValueError(
@@ -201,8 +202,10 @@ class Decoding:
         truncated after an end-of-sequence token and to `left` tokens."""
         path = tree.longest_match(chosen)
         new = [*[tree.tokens[node] for node in path[1:]], chosen[path[-1]]][: self.left]
-        if self.eos:
-            new = new[: next((n for n, token in enumerate(new, 1) if token in self.eos), None)]
+        for end, token in enumerate(new, 1):
+            if token in self.eos:
+                del new[end:]
+                break
         if new[-1] == NO_CHOICE:
             raise ValueError(
                 f"there is no distribution to sample token {len(self.trace.tokens) + len(new) - 1} "

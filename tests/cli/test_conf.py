@@ -5,7 +5,6 @@ import json
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
 from composing import ROOT, composed, names
-from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from ouroboros import Ouroboros, argmax, standin, vocab
@@ -216,52 +215,6 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert code == 0, err
     assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("decoder=[greedy,nope]", "there is no decoder 'nope'; choose from greedy, hf_assisted, "),
-        ("task=nope", "there is no task 'nope'; choose from cnndm, gsm8k, "),
-        (
-            "task.limt=3",
-            "task has no option 'limt' (did you mean limit?); choose from execute_code, ",
-        ),
-        ("nope=1", "the config has no option 'nope'; choose from audit, "),
-        ("model.options.revision=main", "+model.options.revision=... adds one"),
-    ],
-)
-def test_a_mistyped_name_is_told_with_those_there_are(override, says):
-    with pytest.raises(HydraException) as error:
-        composed(override)
-    told = common.one_line(error.value)
-    assert says in told and ("adds one" in told) == ("options" in override)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["model.target=null"], "model.target"),
-        (["decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
-        (["decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
-        (["decoder=speculative", "model.draft=null"], "model.draft"),
-        (["task=prompts"], "task.path"),
-        (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
-        (["task.limit=0"], "task.limit"),
-        (["model.device=cuda:99"], "model.device=cuda:99: torch sees"),
-        (["decoder=[]"], "decoder=[] leaves nothing to run"),
-        (["threads=many"], "threads=many: give a whole number"),
-        (["+thread=1"], "thread is no option"),
-        (["temperature=-1", "decoder=greedy"], "temperature"),
-    ],
-)
-def test_mistakes_are_one_line_that_names_them(run_bench, saved_pair, overrides, says):
-    before = sorted(saved_pair.iterdir())
-    code, out, err = run_bench("max_new=4", *overrides)
-    assert code == 2 and out == ""
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1 and says in lines[0] and "Traceback" not in err
-    assert sorted(saved_pair.iterdir()) == before
 
 
 def test_the_longest_context_fits_the_raised_position_limit():

@@ -6,8 +6,10 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 
 import pytest
+from tiny import mostly_slow
 
 from ouroboros.cli import main as door
 
@@ -30,9 +32,13 @@ MISTAKES = {
     "model.draft=damaged": "cannot load 'damaged': its weights are damaged (Error while des",
     "model.draft=other": "the tokenizers differ: id 258 is 'ab' for the target and",
     "model.device=nowhere": "model.device=nowhere: give cpu, cuda or cuda:<number>",
+    "model.device=cuda:99": "model.device=cuda:99: torch sees",
+    "model.draft=null": "model.draft",
+    "model.target=null": "model.target",
     "nosuch=1": "the config has no option 'nosuch'; choose from",
     "decoder.speculative.gama=1": "no option 'gama' (did you mean gamma?)",
     "decoder=[specultive]": "no decoder 'specultive' (did you mean speculative?)",
+    "model.options.revision=main": "+model.options.revision=... adds one",
 }
 OTHERS = {
     "generate": [
@@ -48,6 +54,15 @@ OTHERS = {
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
         ([*SHORT, "costs=damaged.jsonl"], "damaged.jsonl holds no costs: give verify_ms"),
         ([*SHORT, "results_dir=one.jsonl"], "one.jsonl: File exists; give another path"),
+        (["task=nope"], "there is no task 'nope'; choose from cnndm, gsm8k, "),
+        (["task=prompts"], "task.path"),
+        (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
+        (["task.limt=3"], "task has no option 'limt' (did you mean limit?); choose from exec"),
+        ([*SHORT, "task.limit=0"], "task.limit"),
+        ([*SHORT, "decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
+        ([*SHORT, "decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
+        ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
+        ([*SHORT, "temperature=-1", "decoder=greedy"], "temperature"),
     ],
     "replay": [(["recording=damaged.jsonl"], "cannot read the recording damaged.jsonl: give J")],
     "report": [
@@ -92,10 +107,12 @@ def fails(call, saved_pair, monkeypatch):
 
     def run(name: str, *argv: str, code: int = 2) -> str:
         monkeypatch.chdir(saved_pair)
+        before = sorted(saved_pair.iterdir())
         found, out, err = call(name, *argv, pair=False)
         assert found == code and "Traceback" not in err + out, err
         lines = [line for line in err.splitlines() if "error:" in line]
         assert len(lines) == 1 and out == "" and "usage" not in err, err
+        assert sorted(saved_pair.iterdir()) == before
         return lines[0]
 
     return run
@@ -104,8 +121,10 @@ def fails(call, saved_pair, monkeypatch):
 PAIR = ("model=hf", "model.target=target", "model.draft=draft", "model.dtype=float32")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("name", COMMANDS)
+QUICK = [(name, m) for name in COMMANDS for m in MISTAKES if name == "bench" or "nosuch" in m]
+
+
+@pytest.mark.parametrize(("name", "mistake"), mostly_slow(product(COMMANDS, MISTAKES), quick=QUICK))
 def test_a_mistake_is_one_line_for_every_command(fails, name, mistake):
     own = PAIR[:0] if mistake.startswith("model=") else PAIR
     if mistake.startswith("decoder=") and name in ("generate", "tune"):
