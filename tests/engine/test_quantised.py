@@ -11,7 +11,7 @@ from bench_models import byte_tokenizer, tiny_llama
 from composing import composed
 from ouroboros.baselines import Speculative
 from parts import InParts
-from tiny import CONTEXT, RandomDrafter, gpt2, llama, prompt_of
+from tiny import CONTEXT, RandomDrafter, gpt2, llama, mostly_slow, prompt_of
 from transformers import TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
@@ -64,7 +64,7 @@ def generated(model, prompt: list[int]) -> list[int]:
     return model.generate(ids, attention_mask=torch.ones_like(ids), **rule)[0].tolist()
 
 
-@pytest.mark.parametrize("made", [CachedModel, InParts])
+@pytest.mark.parametrize("made", mostly_slow([CachedModel, InParts], quick=[CachedModel]))
 def test_decoding_is_lossless_on_an_int8_target(config, made):
     """Equal to plain decoding of the int8 model, which writes another text than the original."""
     original, model = tiny(config)

@@ -10,6 +10,7 @@ from operator import getitem
 
 import pytest
 from measured import RUN, greedy_and_fast, write_run
+from tiny import mostly_slow
 
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.report import labels, sections, summarised, swept
@@ -155,8 +156,8 @@ def test_costs_of_a_name_count_every_run(tmp_path, capsys):
     assert report(tmp_path / "nothing") == 2
 
 
-def mutations(run, samples):
-    """Yield 120 ways in which one file of a run is damaged: (file, its text)."""
+def mutations(run, samples, count):
+    """Yield `count` ways in which one file of a run is damaged: (file, its text)."""
     draw = random.Random(0)
 
     def paths(value, path=()):
@@ -168,7 +169,7 @@ def mutations(run, samples):
 
     wrong = (None, "x", -1, 3.5, [], {}, [None], {"a": 1}, True)
     lines = [sample.to_dict() for sample in samples]
-    for number in range(120):
+    for number in range(count):
         name, whole = ("run.json", run) if number % 2 else ("samples.jsonl", lines)
         whole = json.loads(json.dumps(whole))
         *above, last = draw.choice([path for path in paths(whole) if path])
@@ -182,10 +183,11 @@ def mutations(run, samples):
         yield name, text if draw.random() < 0.9 else text[: draw.randrange(len(text))] + "\n"
 
 
-def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
+@pytest.mark.parametrize("count", mostly_slow([120, 30], quick=[30]))
+def test_damaged_folders_are_named_and_the_others_reported(tmp_path, count):
     write(tmp_path / "good", identity="good")
     run = json.loads((tmp_path / "good" / "run.json").read_text())
-    for number, (name, text) in enumerate(mutations(run, [*GREEDY, *FAST])):
+    for number, (name, text) in enumerate(mutations(run, [*GREEDY, *FAST], count)):
         write_run(tmp_path / f"bad{number}", RUN, [*GREEDY, *FAST])
         (tmp_path / f"bad{number}" / name).write_text(text)
     for name in ("scores.jsonl", "audit.jsonl", "trees.jsonl", "costs.json"):
@@ -194,10 +196,10 @@ def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
     failures: list[str] = []
     loaded = gather([tmp_path], lambda error: failures.append(str(error)))
     names = {one.folder.name for one in loaded}
-    assert "good" in names and len(loaded) + len(failures) == 125
+    assert "good" in names and len(loaded) + len(failures) == count + 5
     assert not any(name.startswith("torn") for name in names)
     assert all("\n" not in line and str(tmp_path) in line for line in failures)
-    assert len(failures) > 60
+    assert len(failures) > count // 2
     broken: list[str] = []
     runs = summarised(loaded, broken.append)
     assert "good" in " ".join(run.label for run in runs) and len(broken) + len(runs) == len(loaded)

@@ -18,6 +18,7 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
+from tiny import mostly_slow
 
 from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
@@ -71,7 +72,7 @@ def alone(request, pair, tmp_path_factory):
     return folder.load_samples(), sampling
 
 
-@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("refill", mostly_slow([False, True], quick=[True]))
 def test_every_decoder_has_the_texts_and_counts_of_each_prompt_alone(pair, alone, tmp_path, refill):
     expected, sampling = alone
     bench = job(pair, stop=("e",), sampling=sampling, batch_size=3, refill=refill)

@@ -14,6 +14,7 @@ import pytest
 from bench_models import Moody, TextTask, bench_of, ran
 from ouroboros.baselines import Greedy, Racer, Speculative, SuffixDecoding, TokenRecycling
 from processes import killed
+from tiny import mostly_slow
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
@@ -73,7 +74,7 @@ def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
         assert len(samples) == len(expected) and not any(s.error for s in samples)
 
 
-@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("refill", mostly_slow([False, True], quick=[True]))
 def test_a_run_killed_within_a_batch_keeps_its_rows_and_has_the_texts_of_each_prompt_alone(
     pair, tmp_path, refill
 ):

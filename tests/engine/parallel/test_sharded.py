@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Speculative
-from tiny import RandomDrafter, gemma3, gpt2, llama, mistral, noisy, plain, prompt_of
+from tiny import RandomDrafter, gemma3, gpt2, llama, mistral, mostly_slow, noisy, plain, prompt_of
 from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
@@ -83,8 +83,11 @@ def test_random_trees_and_partitions_are_lossless(family, ranks, split, monkeypa
         assert all(text == truth for text in texts) and deepest >= 3
 
 
+QUICK = ("greedy", "speculative", "lookahead", "ouroboros")
+
+
 @pytest.mark.parametrize("choose", CHOICES, ids=str)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", mostly_slow(DRAFTERS, quick=QUICK))
 def test_every_drafter_gives_the_text_of_one_process(name, choose):
     """Prompts shorter than the number of ranks too; the draft on every rank, and itself shared."""
     dtype = torch.float64 if choose == "T=0" else torch.float32
