@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 
@@ -26,6 +27,17 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the imported modules out of garbage collections, which would visit them each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Undo `pytest_collection_finish`, so that nothing is called a leak."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -214,7 +214,10 @@ def test_a_prompt_is_fed_again_with_other_weights(pair, change, role):
     assert role == "target" or min(calls) >= len(prompt) - 1
 
 
-@pytest.mark.parametrize("part", ["q_proj", "v_proj", "up_proj", "layernorm", "lm_head"])
+PARTS = ["q_proj", "v_proj", "up_proj", "layernorm", "lm_head"]
+
+
+@pytest.mark.parametrize("part", mostly_slow(PARTS, quick=["v_proj", "layernorm"]))
 def test_a_write_to_one_kind_of_weights_is_noticed(part):
     """As an adapter is merged, through data: into some projections of each layer, or one alone."""
     model = llama(num_hidden_layers=32)

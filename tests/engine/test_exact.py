@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
-from tiny import VOCAB, RandomDrafter, build, llama, noisy, prompt_of
+from tiny import VOCAB, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 from transformers import LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, decode, generate
@@ -83,10 +84,12 @@ def test_a_thousand_nodes_have_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 60, nodes=40) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("temperature", "dtype"),
+    mostly_slow(product([0.0, 0.8], DTYPES), quick=[(0.0, DTYPES[0]), (0.8, DTYPES[1])]),
+)
 def test_every_decoder_writes_the_text_of_plain_decoding_in_half_precision(
-    dtype, temperature
+    temperature, dtype
 ) -> None:
     hub = llama(dtype=dtype, num_hidden_layers=2)
     draft = CachedModel(noisy(hub))

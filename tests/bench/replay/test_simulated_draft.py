@@ -184,10 +184,13 @@ def test_more_agreement_means_fewer_calls():
         ("d.csv", "position,rate\n1,0.9\n2,0.6\n3,0.3\n"),
     ],
 )
-def test_a_curve_gives_the_acceptance_by_position(tmp_path, name, text):
+def test_a_curve_is_read_from_each_format(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    curve = read_curve(tmp_path / name)
-    assert curve == pytest.approx([0.9, 0.6, 0.3])
+    assert read_curve(tmp_path / name) == pytest.approx([0.9, 0.6, 0.3])
+
+
+def test_drafts_are_accepted_by_position_as_the_curve_says():
+    curve = [0.9, 0.6, 0.3]
     draft = Speculative(drafted(curve), gamma=3)
     steps = [step for run in RUNS for step in replay_run(draft, RECORDED, run).steps]
     accepted = np.array([step.accepted for step in steps if step.drafted == 3])
