@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,9 +46,6 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
             code = main([name, *(own if pair else ()), *overrides]) or 0
         except SystemExit as ended:
             code = ended.code
-        for logger in logging.root.manager.loggerDict.values():  # which Hydra has disabled
-            if isinstance(logger, logging.Logger):
-                logger.disabled = False
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -1,6 +1,7 @@
 """Every config composes, and the bench script runs end to end on a tiny pair."""
 
 import json
+import logging
 
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
@@ -139,6 +140,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     options += ["model.dtype=float32", "results_dir=out"]
     code, out, err = run_bench(*options)
     assert code == 0, err
+    assert logging.getLogger("ouroboros.jit").isEnabledFor(logging.WARNING)
     assert "2 prompts: too few to say which decoder is faster (at least 8)" in out
     document = json.loads(out.splitlines()[-1])
     assert document["finished"] and document["samples"] == 6
