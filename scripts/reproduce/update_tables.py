@@ -145,13 +145,11 @@ def begin(folder: Path) -> None:
 
 
 def pack(results: Path) -> None:
-    """Compress samples and trees of published results; leave results/local unchanged."""
-    for name in ("samples.jsonl", "trees.jsonl"):
-        for path in results.rglob(name):
-            if path.relative_to(results).parts[0] != "local":
-                packed = gzip.compress(path.read_bytes(), mtime=0)
-                path.with_name(f"{name}.gz").write_bytes(packed)
-                path.unlink()
+    """Compress the .jsonl files of published results; leave results/local unchanged."""
+    for path in results.rglob("*.jsonl"):
+        if path.relative_to(results).parts[0] != "local":
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            path.unlink()
 
 
 def main(words: Sequence[str] | None = None) -> int:
