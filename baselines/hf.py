@@ -136,8 +136,8 @@ class HFGenerate:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate, with the end-of-sequence and length rules of `decode`. `stop` takes the new
-        tokens and returns how many to keep, or None to continue."""
+        """Generate; stop as `decode` does. `stop` takes the new tokens and returns how many to
+        keep, or None to continue."""
         limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
         return self.run_together(target, [prompt], **limits)[0]
 

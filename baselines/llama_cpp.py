@@ -50,7 +50,7 @@ class LlamaCpp:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate, with the end rules of `decode`. Uses only the context length of `target`."""
+        """Generate; stop as `decode` does. Only the context length of `target` is used."""
         if choose is not argmax:
             raise ValueError("llama.cpp runs at temperature 0 only, since its sampler differs")
         room = target.max_len - len(prompt) + 1

@@ -25,7 +25,7 @@ from ouroboros.tree import TokenTree
 
 
 class Draft(NamedTuple):
-    """Draft tokens, the parent of each (-1: the root), and the sum of their probabilities."""
+    """Draft tokens, the index of each one's parent (-1: the root), and their total probability."""
 
     tokens: list[int]
     parents: Sequence[int]
@@ -80,7 +80,7 @@ class SuffixDecoding:
         self._text = SuffixTree(depth=depth)
         self._past = SuffixTree(depth=depth, memory=memory)
         self._places: list[PrefixKey] = []
-        self._accepted: list[int] = []  # by the last step
+        self._accepted: list[int] = []  # draft tokens accepted in the last step
         self._prompt = 0
         self._seen = 0
 

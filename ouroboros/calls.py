@@ -70,7 +70,7 @@ class Bid(NamedTuple):
     drafting: bool
 
     def alone(self) -> Any:
-        """Decide for this sequence alone."""
+        """Decide for this sequence alone; return its result."""
         return self.decide([self.offer])[0]
 
     def serve(self, calls: Sequence[Any]) -> Sequence[Any]:

@@ -58,7 +58,7 @@ class DrafterCapabilities:
     """The draft model's sequence, created in `reset`; the loop reads its counters."""
 
     reads_rejected: bool = False
-    """Whether it learns from the target's choices at rejected nodes."""
+    """Whether the drafter learns from the target's choices at rejected nodes."""
 
     rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
     """Takes the loop's selector and returns the one to use instead. For drafters that preserve the
@@ -295,7 +295,7 @@ def together(
     refill: bool = True,
     on_error: Callable[[Decoding, Exception], object] | None = None,
 ) -> Iterator[list[Decoding]]:
-    """Decode up to `size` sequences together; after each step, yield the decodings that took it.
+    """Decode up to `size` sequences together; after each step, yield the decodings that took part.
 
     All sequences share one target; each has its own drafter. In a step, sequences that wait for the
     same model share one call. A decoding that ends is yielded one last time. With `refill` the next
@@ -370,6 +370,6 @@ def decode(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> DecodeTrace:
-    """Decode a prompt to its end and return the trace; arguments and errors as of `stream`."""
+    """Decode a prompt to its end; return the trace. Arguments and errors are those of `stream`."""
     *_, trace = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
     return trace

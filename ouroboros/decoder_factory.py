@@ -29,7 +29,7 @@ OBJECTS = {"draft", "pool"}  # in a config only a name: of the model, or of a fi
 
 @runtime_checkable
 class Peer(Protocol):
-    """A decoder run by another engine, such as transformers', which returns the same trace."""
+    """A decoder that runs in another engine, such as transformers, and returns a `DecodeTrace`."""
 
     def run(
         self,

@@ -274,7 +274,7 @@ class CustomGenerate:
             raise ValueError(
                 f"input_ids has {len(prompts)} rows: give a list of as many streamers, one for each"
             )
-        own = (MaxLengthCriteria, EosTokenCriteria)  # rules of the loop itself
+        own = (MaxLengthCriteria, EosTokenCriteria)  # `Decoding` applies these rules
         criteria = [c for c in stopping_criteria if not isinstance(c, own)]
         pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
         eos = frozenset(() if ends is None else ends.tolist())
@@ -422,8 +422,8 @@ def _check_supported(config: GenerationConfig) -> None:
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
     """Return the prompts of a batch, without their left padding.
 
-    Raises `ValueError` for padding anywhere else, and for a model input that would have no effect,
-    naming the first such input.
+    Raises `ValueError` for padding anywhere else, and naming the first model input that would have
+    no effect.
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()

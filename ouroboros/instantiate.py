@@ -23,7 +23,7 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Mapping | None": ((Mapping, NoneType), "settings, as {name: value}, or null"),
     "Mapping": (Mapping, "settings, as {name: value}"),
 }
-"""By annotation: the accepted types, and their description in errors."""
+"""For each annotation of a parameter: the accepted types, and their description in errors."""
 
 
 def find_class(path: str, what: str) -> Callable:
@@ -69,7 +69,7 @@ def check_arguments(config: Mapping, what: str) -> None:
 
 
 def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str:
-    """Describe an unknown name: its nearest match in `known` or `similar`, and all of `known`."""
+    """Return an error's text on an unknown name: the nearest of all names, and the list `known`."""
     known = list(known)
     near = get_close_matches(name, [*known, *similar], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
@@ -77,7 +77,7 @@ def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str
 
 
 def instantiate(config: Mapping, what: str, **objects: object):
-    """Return the object of a config; nested configs are built first.
+    """Build and return the object of a config; objects of nested configs are built first.
 
     `objects` are arguments that a config cannot contain, such as a model. Raises `ValueError` as
     `check_arguments` does, and for a missing argument.
@@ -97,7 +97,7 @@ def instantiate(config: Mapping, what: str, **objects: object):
 
 
 def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:
-    """Raise `ValueError` unless `value` is a whole number, `least` or more (`null`: or None)."""
+    """Raise `ValueError` unless `value` is an int of `least` or more, or None if `null` is true."""
     if value is None and null:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -123,7 +123,7 @@ class OuroborosLM(HFLM):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 
     def set_cache_hook(self, cache_hook) -> None:
-        """Refuse a cache with `ValueError`, because cached completions have no times."""
+        """Raise `ValueError`: with the harness's cache, completions would have no times."""
         raise ValueError("--use_cache skips the generation to be timed: omit it, or use hf")
 
     def get_model_info(self) -> dict:

@@ -1,8 +1,8 @@
 """Stand-ins: a small trained model inside a large model's shape, with the large model's call cost.
 
-To time a decoder realistically, calls must move as many bytes as a large model's, and draft and
-target must agree as a real pair does; the large model's weights are not needed. `embed` builds a
-plain `LlamaForCausalLM` of a large shape that computes the same function as a small *core*.
+To time a decoder realistically, a call must move as many bytes as in a large model, and draft and
+target must agree as often as a real pair; the large model's weights are not needed. `embed` builds
+a `LlamaForCausalLM` of a large shape that computes the same function as a small model, its *core*.
 Measurements with it are labelled "stand-in".
 
 Invariant, after every layer: the first d of D residual dimensions equal the core's residual,

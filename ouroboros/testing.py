@@ -120,8 +120,8 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
-    """Return a random float64 Llama with 13 token ids and 64 positions. Its greedy decoding has no
-    near ties, and a wrong mask, position or slot changes its text."""
+    """Return a random float64 Llama with 13 token ids and 64 positions. Greedy decoding has no near
+    ties, and an error in a mask, position or cache slot changes the text."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=16,

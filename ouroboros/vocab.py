@@ -25,9 +25,9 @@ def fingerprint(tokenizer) -> str:
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
-    If a model has no tokenizer yet, it is loaded from the model's folder or local cache, if there.
-    Raises `ValueError` naming the first id at which the tokenizers differ, or, without tokenizers,
-    if the numbers of ids differ by more than padding explains.
+    If a model has no tokenizer, it is loaded from the model's folder or the local cache, if found.
+    Raises `ValueError` naming the first id at which the tokenizers differ. Without tokenizers,
+    raises it if the numbers of ids differ by more than PADDING.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)
     ours, theirs = (m.tokenizer or _tokenizer_at(_origin(m)) for m in (target, draft))

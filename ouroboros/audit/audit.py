@@ -40,7 +40,7 @@ WHOLE = 1 << 30
 LIKELY = 32  # noise is measured on this many tokens per position: the most probable ones
 USUAL = 0.95  # quantile of the noise over positions
 HIGHEST = 1e6  # largest shift tried, in logits
-RIVALS = 8  # tokens in each of the lists of competing tokens that `_directions` tries
+RIVALS = 8  # competing tokens that `_directions` tries: so many likely and so many near ones
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Auditor:
 
     @property
     def ready(self) -> bool:
-        """Whether a copy of the model exists already, so memory sufficed for it."""
+        """Whether the model has been copied already, so that memory is known to suffice."""
         return bool(self._copies)
 
     def judge(
@@ -151,7 +151,7 @@ class Auditor:
         return findings | {None: text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-        """Score each prefix with a copy of the model in `dtype`: [len(new), vocab] float64."""
+        """Return the logits of each new token from a copy in `dtype`, [len(new), vocab] float64."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
@@ -293,7 +293,7 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions [vocab] of 1 and -1, that favour `token` over its competitors."""
+    """Yield directions [vocab], with entries 1 and -1, that favour `token` over competitors."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

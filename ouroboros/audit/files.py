@@ -26,8 +26,8 @@ def audit_files(
     eos: Collection[int] = (),
     on_row: Callable[[], object] = lambda: None,
 ) -> list[Row]:
-    """Audit files of greedy completions, prompt by prompt: compare the first file with the model in
-    float64, every other file with the first.
+    """Audit files of greedy completions, prompt by prompt: the first file is compared with the
+    model in float64, every other file with the first.
 
     Files are named by their stems. Raises `ValueError` for a line that cannot be read, and for a
     prompt that is missing or different in the first file.
@@ -73,7 +73,7 @@ def _completions(
     """Map each line's id to (prompt tokens, new tokens). Of several end tokens at the end, keep
     one."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # keeps U+2028
         if not line.strip():
             continue
         try:

@@ -1,4 +1,4 @@
-"""Count the verdicts of an audit and format them; everything is computed from its rows."""
+"""Count the verdicts of an audit and format them. The only input is the list of its `Row`s."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ may differ too."""
 
 @dataclass(frozen=True)
 class Row:
-    """The audit of one prompt and repeat: the findings by decoder, and the controls."""
+    """The audit of one prompt in one repeat: each decoder's finding, and the controls."""
 
     example: str
     repeat: int

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
 """Shipped costs. A call of 64 nodes takes 2.5 times as long as a call of one in "epyc" (a few CPU
 cores) and 1.2 times as long in "flat" (as expected of a GPU). The others are rooflines of GPUs."""
-UNTIMED = "epyc"  # used by runs without timing
+UNTIMED = "epyc"  # the costs of runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # tree sizes timed; others are interpolated
-PROBED_CONTEXT = 1024  # up to this length, one context is timed: it hardly matters
+PROBED_CONTEXT = 1024  # up to this length one context is timed, since length hardly matters
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
 PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, at most its `prefill_limit`
 NOISY = 0.2  # measurements with a larger relative spread are repeated, up to `PROBES` in all
@@ -74,9 +74,9 @@ class Costs:
     def load(cls, source: str | Path | Mapping) -> Costs:
         """Return the costs of a name in `NAMES`, a file (YAML or JSON), or a mapping.
 
-        A file or mapping has the format of `save`, or is a small table for all contexts:
-        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30};
-        `draft_ms` may also be a mapping by nodes. Raises `ValueError` for anything else.
+        A file or mapping has the format of `save`, the arguments of `roofline`, or a small table:
+        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30}, with
+        milliseconds by nodes; `draft_ms` may be such a mapping too. Raises `ValueError` otherwise.
         """
         values: Any = source
         if not isinstance(source, Mapping):
@@ -229,9 +229,9 @@ class Costs:
         """Return lower bounds of a pair's costs on a machine, by the roofline model.
 
         A call takes the longer of two times: reading weights, keys and values once at
-        `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s, two per
-        two-byte weight and node; None: ignored). Real calls take longer. `host_ms` is a number or a
-        mapping by decoder. Raises `ValueError` for numbers not above 0.
+        `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
+        operations per node and two-byte weight; None: no time). Real calls take longer. `host_ms`
+        is a number or a mapping by decoder. Raises `ValueError` for numbers not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")

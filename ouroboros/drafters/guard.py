@@ -22,16 +22,18 @@ class Guard:
       plus a quarter of `credit`, the next PAUSE steps are plain and `lost` restarts at 0. Each
       further pause is twice as long, until `lost` falls to -GAIN. A pause ends with the prompt.
     - Across prompts: `credit` starts at START and sums all gains, up to MOST; each plain step adds
-      SHARE. If it is negative when a prompt begins, and drafting lost in each of the last two
-      prompts that drafted, steps are plain until `credit` is 0, if need be in several prompts.
-      `node_price` is updated then.
+      SHARE. If it is negative when a prompt begins, and each of the last two prompts with drafts
+      lost time, steps are plain until `credit` is 0, even if that takes several prompts; and
+      `node_price` is updated.
 
     A prompt's first step, which includes the prefill, is not counted. The first three steps of a
-    run are plain. If the draft model reads more than LONG_READ uncached tokens in a step, its loss
-    changes `credit` in full, and not `lost`. `draft_price`, between 1 / LIMIT and LIMIT, multiplies
-    the cost of draft calls: the median of measured / predicted time. `node_price` is added to the
-    cost of target calls for each node: the median of measured minus predicted cost, in target calls
-    of one node. Without step times, as in replays, nothing is paused or corrected.
+    run are plain. If the draft model reads more than LONG_READ uncached tokens in a step, the whole
+    gain counts in `credit`, without the limit -SPIKE, and not in `lost`.
+
+    The predicted cost of draft calls is multiplied by `draft_price`, the median of measured /
+    predicted times, limited to 1 / LIMIT and LIMIT. For each node, `node_price` is added to that of
+    a target call: the median of (measured - predicted) / nodes, in target calls of one node.
+    Without step times, as in replays, nothing is paused or corrected.
     """
 
     LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0

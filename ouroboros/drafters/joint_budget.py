@@ -1,9 +1,10 @@
 """Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
 
-A draft call is made for the sequences whose total gain exceeds its cost by most, if any. The nodes
-to verify are the most probable ones of all trees, as many as are worth the larger target call. If
-neither drafting nor verifying pays, the step is plain decoding. The unit of cost is a joint target
-call of one node per sequence; a token is worth its average cost so far.
+The sequences of a draft call are chosen so that their total gain minus its cost is largest; without
+a positive one there is no call. The nodes to verify are the most probable ones of all trees, as
+many as are worth the larger target call. If neither drafting nor verifying pays, the step is plain
+decoding. The unit of cost is a joint target call of one node per sequence; a token is worth its
+average cost so far.
 """
 
 from __future__ import annotations

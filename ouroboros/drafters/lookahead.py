@@ -19,7 +19,7 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Window:
-    """`size` columns and up to `ngram_size - 1` rows of guesses, as probe nodes of a tree.
+    """The Jacobi window: `size` columns and up to `ngram_size - 1` rows of guesses, as probe nodes.
 
     With size 3 and ngram_size 4, a full window has these nodes below the root `*`::
 

@@ -17,7 +17,7 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Runs `drafter` on rank 0 only. Attributes are the drafter's, on every rank."""
+    """Runs `drafter` on rank 0 only. All other attributes are the drafter's, on every rank."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter

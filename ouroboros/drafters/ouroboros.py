@@ -33,7 +33,7 @@ from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained per future token once the draft is prefilled
+READ_GAIN, READ_AHEAD = 0.37, 16  # see `Ouroboros`: when the draft's prefill pays off
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 

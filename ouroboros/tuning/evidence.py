@@ -88,14 +88,14 @@ class Evidence:
 
     def together(self, name: str, config: Mapping, size: int) -> list[Sample]:
         """Return a decoder's samples of all texts in batches of `size`, with predicted times; see
-        `replay_together`. Raises `ValueError` as `counts`."""
+        `replay_together`. Raises `ValueError` as `counts` does."""
         make, rates = partial(self._drafter, name, config), self._rates(name, config)
         return replay_together(self.recorded, make, self.costs, size, name=name, rates=rates)
 
     def _drafter(self, name: str, config: Mapping, **settings: object) -> Any:
         if name == PLAIN:
             return RootOnly()
-        if "guard" in parameters_of(config, name):  # a guard depends on measured times
+        if "guard" in parameters_of(config, name):  # off: it depends on measured times
             settings = {"guard": False, **settings}
         draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
         return make_decoder(

@@ -17,7 +17,7 @@ from ouroboros.costs import Footprint
 def config_of(name: str) -> PreTrainedConfig:
     """Return a model's config, given a folder, a shape (`standin.SHAPES`), or a hub id.
 
-    An id that starts with a shape's name has that shape, so published models need no network.
+    An id whose name starts with a shape's name has this shape, without access to the hub.
     Raises `ValueError` if there is no config.
     """
     model = Path(name).name.lower()

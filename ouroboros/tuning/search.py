@@ -13,13 +13,13 @@ import yaml
 from ouroboros.conf import FOLDER
 
 Space = Mapping[str, Sequence]
-"""The values that a search may try for each setting."""
+"""For each setting, the values that a search may try."""
 
 SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8"))
     for path in sorted((FOLDER / "tune").glob("*.yaml"))
 }
-"""The space of each decoder, from conf/tune."""
+"""The search space of each decoder, from conf/tune."""
 
 
 def search(

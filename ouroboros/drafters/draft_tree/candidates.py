@@ -36,7 +36,7 @@ FORMAT = "ouroboros-estimates-2"
 N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)
 STRENGTH = 1.5
 FADE = 0.95
-RECYCLED_WEIGHT = 1.5  # of a recycled prediction, if an occurrence in the text has weight 1
+RECYCLED_WEIGHT = 1.5  # weight of a recycled prediction / of an occurrence in the text
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
 MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
@@ -101,8 +101,8 @@ def fill_tables(s) -> None:
 
 @jit
 def _count(s, m, token, length, kind, weight):
-    """Add an occurrence that `token` follows to the weight of the candidate `token`. `length` is
-    its match length, `kind` the bits of its source."""
+    """Add `weight` to the candidate `token`, for an occurrence that it follows. `length` is the
+    occurrence's match length, `kind` the bits of its source."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES

@@ -29,7 +29,7 @@ MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate in `plan_draft_ca
 MIN_TRUST = 0.2  # lower limit of `trust`, the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
-MIN_WORTH = 0.8  # nodes that gain less than this share of their cost are left out
+MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
 
 DECAY = 0.95  # weight of earlier observations after each new one
@@ -325,7 +325,7 @@ def reset_rates(s) -> None:
 
 @jit
 def _learn_hits(s, node, token):
-    """Update the hit rates of phrases and draft model. `token` is the target's after the node."""
+    """Update the hit rates of phrases and draft model by the target's `token` after a node."""
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0

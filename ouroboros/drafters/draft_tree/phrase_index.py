@@ -1,10 +1,11 @@
-"""The phrase index: earlier occurrences of a node's token, and how many tokens match before each.
+"""The phrase index: earlier occurrences of a node's token, with their match lengths.
 
 It searches the text (prompt and output) and recycled predictions: tokens that the target predicted
 after rejected nodes, each stored with the tokens before it.
 
-Match lengths are computed from parent to child: if the parent occurs at p - 1 with match length k,
-the child's occurrence at p has match length k + 1. Nodes on the path from the root count as
+An occurrence has match length k if the last k tokens up to it equal those up to the node. Lengths
+are computed from parent to child: if the parent's token occurs at p - 1 with match length k, the
+child's at p has match length k + 1. Nodes on the path from the root count as
 occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at
 `length` - 1, and the path's node of depth d at `length` - 1 + d.
 """
@@ -103,8 +104,7 @@ def find_occurrences(s, m, node):
     """List the occurrences of a node's token, newest first.
 
     The caller fills `path` and the parent's list first. The last token of the text is skipped. If
-    there are earlier sequences, older occurrences are added, if the token before them matches
-    too.
+    there are earlier sequences, older occurrences are added whose previous token matches too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
