@@ -21,8 +21,7 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """Candidates sampled after a node, in order, and the distribution that they were sampled from,
-    [vocab]. Candidates may repeat."""
+    """Candidates sampled after a node, in order (they may repeat); their distribution, [vocab]."""
 
     candidates: list[int]
     distribution: torch.Tensor

@@ -61,9 +61,8 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A step's request for a decision about the whole batch: `decide` takes a list with the `offer`
-    of each sequence and returns one result per sequence. `drafting`: whether the decision is about
-    a draft call; otherwise it is about the target call."""
+    """A step's request for a decision about the batch: `decide` takes a list of all `offer`s, and
+    returns a result for each. `drafting`: about a draft call (False: about the target call)."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any

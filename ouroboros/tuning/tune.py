@@ -108,8 +108,8 @@ def tune(
 
     On the `first` texts of each item of `on`, each decoder tries its configured settings and random
     ones, `trials` in all, and then a coordinate search from the best; the finalists are compared on
-    all texts. The report shows how much slower than the best settings found are the configured ones
-    ("regret") and those that are best for each other machine. Finished searches are saved in the
+    all texts. The report shows how much slower the configured settings are than the best found
+    ("regret"), and how much slower the best of each other machine are. Finished searches are saved in the
     folder `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]

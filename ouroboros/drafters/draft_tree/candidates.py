@@ -181,9 +181,8 @@ def find_candidates(s, m, node):
     if s.recycle:
         number = m.newest_recycled[s.token[node]]
         age = 0
-        while (
-            number > max(0, s.recycled - state.RING) and age < state.RECENT
-        ):  # older predictions are overwritten
+        overwritten = max(0, s.recycled - state.RING)  # the newest number that is overwritten
+        while number > overwritten and age < state.RECENT:
             length = recycled_match(s, m, number, s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
             kind = state.RECYCLED

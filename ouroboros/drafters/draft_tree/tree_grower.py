@@ -65,13 +65,8 @@ class TreeGrower:
         # views of the record's arrays, since a field costs a microsecond at each access
         self._draft = s.draft_token, s.draft_parent, s.draft_depth
         self._out = s.out_token, s.out_parent, s.out_depth
-        self._kind, self._prob, self._order, self._row = (
-            s.out_kind,
-            s.out_prob,
-            s.order,
-            s.draft_row,
-        )
-        self._likely = s.likely
+        self._kind, self._prob, self._likely = s.out_kind, s.out_prob, s.likely
+        self._order, self._row = s.order, s.draft_row
         self._unlearned: Sequence[int] = ()
         self._start = self._known = self._drafted = self._proposed = 0
         self.memory = new_memory(vocab)
