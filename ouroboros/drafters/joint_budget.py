@@ -1,7 +1,7 @@
 """Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
 
 The sequences of a draft call are chosen to maximize their total gain minus the cost of the call; if
-that is not above 0, no call is made. The nodes to verify are the most probable ones of all trees, as
+that is not above 0, no call is made. The nodes to verify are the most probable of all trees, as
 many as are worth the larger target call. If neither drafting nor verifying pays, the step is plain
 decoding. The unit of cost is a joint target call of one node per sequence; a token is worth its
 average cost so far.
