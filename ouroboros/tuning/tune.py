@@ -108,9 +108,9 @@ def tune(
 
     On the `first` texts of each item of `on`, each decoder tries its configured settings and random
     ones, `trials` in all, and then a coordinate search from the best; the finalists are compared on
-    all texts. The report shows how much slower the configured settings are than the best found
-    ("regret"), and how much slower the best of each other machine are. Finished searches are saved
-    in the folder `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
+    all texts. The report shows how much slower than the best the configured settings are
+    ("regret"), and the best settings of each other machine. Finished searches are saved in the
+    folder `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
