@@ -217,7 +217,7 @@ class PackedWeights:
             )
 
     def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Check a few samples when a sequence begins."""
+        """Forward pre-hook: check a few sampled elements of each weight when a sequence begins."""
         cache = kwargs.get("past_key_values")
         if cache is None or not cache.get_seq_length():
             self.check(closely=False)
@@ -395,7 +395,7 @@ def _writes(input: torch.Tensor) -> int | torch.Tensor:
 
 
 def _is_unwritten(input: torch.Tensor, before: int | torch.Tensor) -> bool:
-    """Return whether a tensor is as it was when `_writes` returned `before`."""
+    """Return whether a tensor was not written to since `_writes` returned `before`."""
     if isinstance(before, torch.Tensor):
         return torch.equal(input, before)
     return input._version == before

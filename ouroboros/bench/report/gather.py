@@ -24,8 +24,8 @@ TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)
 class Measured:
     """One measurement: run.json, samples and scores of a folder.
 
-    `priced` holds the costs that turn counts into seconds, `trees` the recorded trees of each
-    sample's steps.
+    `priced` is the cost model that predicts seconds from counts; `trees` are the recorded trees of
+    each sample's steps.
     """
 
     folder: Path
@@ -42,9 +42,9 @@ class Measured:
 
         `title` is one line, joined by " · ". `nature` is the kind of models: "model"; "stand-in" (a
         small model inside a large shape); "rehearsal" (an experiment with published numbers, run on
-        the pair that ships with the project). `prompts` and `samples` count what was measured.
-        `costs` names the costs that turn counts into seconds; `draft_cost` is the recorded cost of
-        a draft call in target calls.
+        the pair that ships with the project). `prompts` and `samples` are the numbers measured.
+        `costs` is the name of the costs that predict seconds from counts; `draft_cost` is the
+        recorded cost of a draft call in target calls.
         """
         run, samples, costs = self.run, self.samples, self.priced and self.priced.name
         task, model, sampling = run["task"], run["model"], run["sampling"]

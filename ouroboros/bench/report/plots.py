@@ -115,7 +115,7 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
 
 @style.styled
 def source_shares(summary: Summary) -> Figure | None:
-    """Draw the shares of new tokens by source; None if no engine reports it."""
+    """Draw the shares of new tokens by source; None if no engine reports sources."""
     rows = _filled(summary, "tokens_by_source").items()
     counts = {name: row for name, row in rows if set(row) - {"unknown"}}
     if not counts:

@@ -32,8 +32,8 @@ decoder=[...] to have them."""
 class Summary:
     """All metrics of one run.
 
-    `frame` has a row per decoder (greedy, then the fastest first) and a column per metric. A metric
-    with an interval also has `<name>.low` and `<name>.high`; a task's scores are `score.<name>`.
+    `frame` has a row per decoder (greedy, then the others, fastest first), a column per metric. A
+    metric with an interval also has `<name>.low` and `<name>.high`; a score is `score.<name>`.
     Unavailable values are NaN or None. `groups` has the metrics of each (group of prompts,
     decoder). `verdicts` counts the audit's verdicts by decoder; `problems` has a line for each
     failure and each decoder without a prediction. `label` is the run's name in a report, `sweep`
@@ -161,7 +161,7 @@ def summarise(measured: Measured) -> Summary:
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
             problems.setdefault(f": no cost/token and no prediction: {why}", []).append(name)
     frame = _frame(rows).rename_axis("decoder")
-    for metric in METRICS.shown_in("default"):  # sort by the first one available
+    for metric in METRICS.shown_in("default"):  # sort by the first available metric
         if metric.better and frame[metric.name].notna().any():
             ascending = metric.better == "lower"
             frame = frame.sort_values(metric.name, ascending=ascending, kind="stable")

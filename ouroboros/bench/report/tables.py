@@ -149,8 +149,8 @@ def published_table(summary: Summary) -> Table:
 def comparisons(
     lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
 ) -> list[Table]:
-    """Return a comparison of runs for each metric, named by `prefix` and metric: a row per run, a
-    column per decoder. `lead` has the first columns, which identify the runs.
+    """Return a table per metric that compares the runs: a row per run, a column per decoder. `lead`
+    has the first columns, which identify the runs. Tables are named `prefix` + metric.
     """
     costs = ", ".join(
         dict.fromkeys(  # costs measured in a timed run itself give a fit, not a prediction

@@ -288,6 +288,6 @@ def stored(path: Path) -> Path:
 
 
 def refuse_packed(path: Path) -> None:
-    """Raise `ValueError` if a .jsonl file is gzipped."""
+    """Raise `ValueError` if a .jsonl file is gzipped, because it cannot be appended to."""
     if (packed := stored(path)) != path:
         raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")

@@ -22,7 +22,7 @@ from ouroboros.bench.tasks.sandbox import verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
-"""The path that stands for the few rows that ship with this project, for trying out a task."""
+"""The `path` that selects a few rows that ship with this project, to try out a task."""
 EXAMPLES = Path(__file__).with_name("examples")
 LINES = (".jsonl", ".ndjson")
 KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a list of texts"}
@@ -34,7 +34,7 @@ _BODY = re.compile(r"\n*(?: {2,}|\t)\S")
 class Template:
     """A prompt template: `text` names a row's fields in braces; `stop` are its stop strings.
 
-    `instructs` marks a template for instruct models that needs no chat template. `opening` precedes
+    `instructs`: it tells an instruct model what to do, without a chat template. `opening` precedes
     the first turn of a conversation, `joint` every later turn.
     """
 
