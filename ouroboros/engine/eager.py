@@ -26,7 +26,7 @@ MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reus
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether so many uncached tokens are fed in a separate pass before the tree."""
+    """Return whether `missing` uncached tokens are fed in a separate pass before the tree."""
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
@@ -37,7 +37,7 @@ def read_alone(prompt: Sequence[int]) -> bool:
 
 
 def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
-    """Drop slots behind each layout's cached ones, and reserve those that it needs."""
+    """Drop the slots after each layout's cached tokens, and reserve slots for its new tokens."""
     for slots, layout in parts:
         slots.set_length(layout.base + layout.held)
         slots.reserve(layout.base + len(layout.missing) + len(layout.tree))
@@ -76,8 +76,8 @@ class Eager:
         return self.call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        """Feed one token ([1] int64, on any device) at a slot and position; return [1, vocab]
-        logits. The token is not copied to the host."""
+        """Feed one token ([1] int64, on any device) at position `slot`, which is also its slot;
+        return [1, vocab] logits. The token is not copied to the host."""
         self.cache.reserve(slot + 1)
         return self.call(Layout(slot, [], ROOT), token)
 
@@ -90,7 +90,7 @@ class Eager:
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
         """Return `compute(logits, *inputs)`, which selects tokens row by row from the last call's
-        logits. A static engine replays it as a CUDA graph; `key` identifies the function."""
+        logits. A static engine replays it as a CUDA graph, stored under `key`."""
         return compute(logits, *inputs)
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:

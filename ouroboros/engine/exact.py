@@ -12,7 +12,7 @@ position alone:
 
 So trees of any shape, prompts fed in chunks of any size and standard decoding give bitwise
 identical logits, in float32 and bfloat16. `make_exact` refuses models that it cannot make exact;
-`check_exact` refuses any other operator by name and compares a random tree with single steps.
+`check_exact` refuses all other inexact operators and compares a random tree with single steps.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
 MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
-MANY = 1 << 16  # products above which the attention kernel uses several threads
+MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
 LANES = 64  # most elements that torch computes together: two vectors of bfloat16
-GRAIN, SERIAL = 32768, 16384  # elements per thread, and elements that one thread computes
+GRAIN, SERIAL = 32768, 16384  # torch's elements per thread; a size that one thread computes
 TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
 CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the kernel lacks
 
@@ -53,7 +53,7 @@ class Reach:
     """The slots that each fed token attends to, in the order of their positions; a row per token.
 
     Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
-    position, then `tails[r, 0], tails[r, 1], ...`. Of these it skips the first `first[0, r]`, or
+    position, then `tails[r, 0], tails[r, 1], ...`. It skips the first `first[0, r]` of them, or
     `first[1, r]` in layers with a sliding window.
     """
 
@@ -64,7 +64,7 @@ class Reach:
 
     @cached_property
     def total(self) -> int:
-        """The number of slots that all rows attend to."""
+        """The sum of the rows' lengths."""
         return int(self.lengths.sum())
 
     @cached_property
@@ -84,7 +84,7 @@ class Reach:
         if layout.tree.is_chain:
             return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64), first)
         depths, ancestors = layout.tree.depths(), layout.tree.ancestors()
-        chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at their positions
+        chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at slot = position
         straight = start + ancestors[held:, :chain].sum(1)
         rows, columns = np.nonzero(ancestors[held:, chain:])
         counts = np.bincount(rows, minlength=len(straight))
@@ -220,9 +220,9 @@ register(NAME, exact_attention, _exact_mask)
 class ExactActivation(nn.Module):
     """Mixin for activations: makes an element's result independent of the number of rows.
 
-    torch computes elementwise functions with SIMD vectors, and what is left over at the end of each
-    thread's range with scalar code, which rounds differently. So rows are padded to whole vectors,
-    and the tensor is split if a thread's range would end within a vector.
+    torch computes elementwise functions with SIMD vectors, but the last elements of each thread's
+    range with scalar code, which rounds differently. So rows are padded to whole vectors, and the
+    tensor is split if a thread's range would end within a vector.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -240,8 +240,8 @@ class ExactActivation(nn.Module):
 
 
 class ExactRotation(nn.Module):
-    """Mixin for rotary embeddings: computes up to 64 positions at a time, padded to 64 unless the
-    angles of one position fill whole SIMD vectors."""
+    """Mixin for rotary embeddings: computes the angles of up to 64 positions at a time. Positions
+    are padded to 64, unless the angles of one position fill whole SIMD vectors."""
 
     def forward(self, x, position_ids, *args, **kwargs):
         if current.reach is None:

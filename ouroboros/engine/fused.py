@@ -1,10 +1,10 @@
 """Call Llama-like decoders on a CPU without transformers' modules: faster, bitwise reproducible.
 
 A call alternates matrix products with packed weights and a few kernels
-(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. With both, a
+(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. In both, a
 row's result does not depend on the other rows. So such calls are exact by default, and take no
-longer than calls of the modules. Where our own kernel multiplies packed weights, a call of up to 64
-rows is one kernel, without Python between its steps.
+longer than calls of the modules. If our own kernel can multiply all packed weights, a call of up to
+64 rows is one kernel, without Python between its steps.
 
 The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
 with those of the modules, and returns None for any other model. Small weights are read in place,
@@ -35,7 +35,7 @@ from ouroboros.engine.static import module_facts
 from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
-ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+ROPES = ("default", "linear", "llama3", "yarn")  # RoPE types with angles fixed by the position
 CHILDREN = (
     ("", {"model", "lm_head"}),
     ("model", {"embed_tokens", "layers", "norm", "rotary_emb"}),
@@ -92,7 +92,7 @@ class Fused(Eager):
         self.heads = attended // shape.key_width
         qkv = attended + 2 * shape.kv_heads * shape.key_width
         widths = (self.width, self.width, qkv, attended, attended, self.width)
-        self.buffers = [  # of one kernel for all layers
+        self.buffers = [  # scratch memory of the `decode` kernel, in the order of its arguments
             torch.empty(MOST, width, dtype=torch.float32 if index == 3 else info.dtype)
             for index, width in enumerate((*widths, 2 * self.inner, self.inner))
         ]
@@ -102,7 +102,7 @@ class Fused(Eager):
 
     @property
     def stale(self) -> bool:
-        """Whether a weight, a module or what a module computes has changed."""
+        """Whether weights, modules, their hooks or their attributes have changed."""
         return self._replaced() or self._altered()
 
     def _replaced(self) -> bool:
@@ -135,8 +135,8 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Detect changed weights and modules; with `begins`, also sampled elements, hooks and what
-        the modules compute."""
+        """Detect changed weights and modules; if a sequence `begins`, compare sampled elements,
+        hooks and modules' attributes too."""
         if begins:
             self.packed.check(closely=False)
             self.altered, self.few = self._altered(), None
@@ -233,8 +233,8 @@ class Fused(Eager):
 
 
 class FewRows:
-    """Calls all layers by one kernel, for up to `MOST` rows. `table` holds the addresses of the
-    layers' weights; it is None if the kernel cannot multiply them."""
+    """Calls the whole model as one kernel, for up to `MOST` rows. `table` holds the addresses of
+    the layers' weights; it is None if the kernel cannot multiply them."""
 
     def __init__(self, engine: Fused) -> None:
         self.engine = engine
@@ -281,8 +281,8 @@ class FewRows:
         parts: Sequence[tuple[SlotCache, slice, Any]],
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
-        """Return the logits of the rows to keep (see `Eager.forward`). `parts` are the sequences'
-        slots, rows and reaches."""
+        """Return the logits of the rows to keep (see `Eager.forward`). `parts` has each sequence's
+        slots, rows and `Reach`."""
         engine, n, table = self.engine, len(ids), self.table
         assert table is not None
         shape, threads = engine.info.layers[0], torch.get_num_threads()

@@ -34,8 +34,7 @@ from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:
-    """Run a method in inference mode; raise `ValueError` while another thread is in a call of the
-    model."""
+    """Run a method in inference mode; raise `ValueError` if another thread is calling the model."""
 
     @wraps(call)
     def claimed(self, *args):
@@ -143,7 +142,7 @@ class CachedModel(TreeModel):
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
-        except Exception as error:  # of torch, safetensors, tokenizers: many kinds
+        except Exception as error:  # torch, safetensors and tokenizers raise many kinds
             reason = why_not_loaded(name_or_path, error)
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
         check_round_trip(tokenizer, name_or_path)
@@ -157,11 +156,11 @@ class CachedModel(TreeModel):
         return wrapped
 
     def prepack(self) -> None:
-        """On a CPU, keep a second copy of the linear layers' weights, in a layout in which calls of
-        a few rows are faster, if timing confirms it. Llama-like models are then called with
+        """On a CPU, copy the weights of linear layers to a layout that makes calls of a few rows
+        faster, and use the copies if timing confirms it. Llama-like models are then called with
         kernels, and their calls are exact (`ouroboros.engine.fused`). `from_pretrained` prepacks;
-        for a model of your own, call this when its weights are final. `packed.facts` records what
-        was decided."""
+        for a model of your own, call this when its weights are final. `packed.facts` has the times
+        and the row counts for which the copies are used."""
         model, info, cache = self.model, self._info, self.cache
         self.empty()
         cache.set_length(0)
@@ -291,8 +290,8 @@ class CachedModel(TreeModel):
         return self._together or None
 
     def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return the layout of the uncached tokens and the tree; drop cached tokens after the
-        cached prefix of the sequence."""
+        """Return the layout of the uncached tokens and the tree; drop cached tokens that are no
+        prefix of `tokens`."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])

@@ -1,11 +1,11 @@
 """Calls of fixed shapes, captured as CUDA graphs.
 
-A call is padded to one of a few numbers of nodes and reads one of a few numbers of cache slots. All
+The nodes of a call and the cache slots that it reads are padded to one of a few sizes each. All
 inputs (ids, positions, the tree, its first slot, the rows of the logits) are copied to a fixed
 buffer on the device at once, and the masks are built from it there. On a GPU each pair of sizes is
 captured once, with compiled decoder layers, and replayed afterwards; token selection is captured
-too. On a CPU the same calls run directly. Joint calls, on a GPU with the attention kernel, are
-captured once for each number of nodes of all sequences, wherever their slots are.
+too. On a CPU the same calls run directly. On a GPU with the attention kernel, joint calls are
+captured once per padded number of nodes in total; the sequences may have any slots.
 
 Invariants: no node attends to padding; padded nodes use slots after the tree's, which the next call
 overwrites. All captures use one side stream and contain no synchronisation.
@@ -100,8 +100,8 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
-    """Return what modules compute apart from their weights: each one's class, its `forward` if that
-    was replaced, and its plain attributes, such as an epsilon or a scale."""
+    """Return what results depend on besides weights: each module's class, the id of its `forward`
+    if that was replaced, and its plain attributes, such as an epsilon or a scale."""
     return [
         (
             type(own),
@@ -192,7 +192,7 @@ class Static(Eager):
         self._addresses = addresses
 
     def prepare(self, context: int, rows: int = 1) -> None:
-        """Capture every shape of calls on up to `context` slots, and of joint calls."""
+        """Capture every shape of calls on up to `context` slots and, if `rows` > 1, joint calls."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
         if rows > 1 and self.captures_jointly:
             self.shared.grow(rows, padded_slots(context + NODES[-1]))
@@ -311,8 +311,8 @@ class Static(Eager):
         forward: Callable[[torch.Tensor], torch.Tensor],
         token: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return [nodes, vocab] logits, `forward` of the inputs in `words`, captured as `key` on a
-        GPU. `token`, on the device, replaces the first word."""
+        """Copy the packed inputs `words` to the device and return the logits `forward(inputs)`,
+        [nodes, vocab]; on a GPU replay the graph of `key`. `token` replaces the first word."""
         device, inputs = self.info.device, torch.from_numpy(words)
         with self._on_device():
             if len(words) not in self._inputs:

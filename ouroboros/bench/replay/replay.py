@@ -1,7 +1,7 @@
 """Replay drafters on recorded runs: get a live run's counts without its target or its hardware.
 
-The loop is `ouroboros.decode.stream` itself, with a target that computes nothing and looks up its
-tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
+The loop is that of `ouroboros.decode`, with a target that computes nothing and looks up its tokens
+in the recording. Invariant: with the recorded settings and dtype, every step of a replay
 proposes, accepts and counts the same as the live run, if the draft model computes the same here (in
 bfloat16, near ties may differ between devices). A drafter that reads an unrecorded prediction gets
 an error, unless `OffTextRates` simulate predictions.

@@ -204,7 +204,7 @@ class SimulatedDraft(ScriptedModel):
 
 
 def repeats(text: Sequence[int]) -> list[bool]:
-    """Return for each token whether it also followed the last occurrence of its previous two.
+    """Return for each token whether it also followed the last occurrence of the bigram before it.
 
     >>> repeats([1, 2, 3, 1, 2, 3])
     [False, False, False, False, False, True]

@@ -194,7 +194,7 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of what affects samples here: code, decoder settings, the shipped pair.
+    """Return a hash of all files here that affect samples: code, decoder settings, shipped pair.
 
     A published result is stale if its run recorded a different hash.
     """

@@ -3,7 +3,7 @@
 Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
 many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
 
-- Nothing is kept between samples except the phrase pools of decoders that keep them.
+- Nothing is kept between samples, except phrase pools if a decoder carries them between prompts.
 - Each sample is written before the next step begins. A failure is recorded, and the run continues.
 - A pool is saved after its sample's line, so it is never ahead of the samples. A run killed between
   the two resumes without that sample's phrases.
