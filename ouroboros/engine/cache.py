@@ -51,8 +51,7 @@ EXCLUDED = 1e3  # logits this far below the best are ignored
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how far the logits of two equivalent calls may be apart, in standard deviations of the
-    logits."""
+    """Return the largest allowed difference of two calls' logits, in their standard deviations."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 

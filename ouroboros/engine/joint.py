@@ -2,9 +2,7 @@
 
 The fed tokens of all sequences are concatenated into one row, [1, total], so nothing is padded.
 Keys and values are written to each sequence's slots, and attention runs sequence by sequence with
-that sequence's mask.
-
-On a GPU, joint calls are captured if possible (`ouroboros.engine.tables`).
+that sequence's mask. On a GPU, joint calls are captured if possible (`ouroboros.engine.tables`).
 
 Joint calls need an attention function registered here. Invariant: up to rounding, a token's logits
 are those of a call for its sequence alone.

@@ -389,8 +389,7 @@ def _state(weight: torch.Tensor) -> tuple:
 
 
 def _writes(input: torch.Tensor) -> int | torch.Tensor:
-    """Return torch's count of writes to a tensor, or a copy of an inference tensor, which has no
-    such count."""
+    """Return torch's count of writes to a tensor, or a copy if it has none (inference tensors)."""
     return input.clone() if input.is_inference() else input._version
 
 

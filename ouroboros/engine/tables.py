@@ -27,8 +27,7 @@ from ouroboros.engine.triton_attention import HEAD, most_blocks
 
 
 def _table_shape(info: ModelInfo, size: int) -> tuple[int, int, int]:
-    """Return (tables, tokens, entries): two tables if layer types are mixed, the second with the
-    sliding window."""
+    """Return (tables, tokens, entries): two tables if layer types are mixed, the second sliding."""
     return 1 + (info.layer_types is not None), size, HEAD + -(-(MOST_HELD + size) // 32)
 
 

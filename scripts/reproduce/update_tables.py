@@ -63,8 +63,7 @@ def table(marker: str, root: Path, place: Path) -> str:
 
 
 def behind(marker: str, root: Path) -> list[Path]:
-    """Return the results that a marker's table reads: its folders, or folders below them, that
-    contain the file of its kind of table."""
+    """Return the folders in or below a marker's folders that contain the file its table reads."""
     kind, *folders = marker.split()
     return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
 

@@ -2,9 +2,9 @@
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
 time, memory, file size and processes (except for root); when it ends or times out, the whole group
-is killed. If `bwrap` (bubblewrap) is installed and permitted, the check runs inside it:
-no network, a read-only system except for its folder, a PID namespace. Without bubblewrap this stops
-endless loops and memory hogs, but is no security boundary: run hostile programs in a container.
+is killed. If `bwrap` (bubblewrap) is installed and permitted, the check runs inside it: no network,
+a read-only system except for its folder, a PID namespace. Without bubblewrap this stops endless
+loops and memory hogs, but is no security boundary: run hostile programs in a container.
 """
 
 from __future__ import annotations
