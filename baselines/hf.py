@@ -226,7 +226,7 @@ class HFGenerate:
 
 @contextmanager
 def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Replace a model's generation config within this context."""
+    """Context manager that replaces a model's generation config."""
     before, model.generation_config = model.generation_config, config
     try:
         yield

@@ -54,7 +54,7 @@ class Rejection(TokenSelector):
         return self.sampler.warped(logits).double().softmax(-1).cpu()
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        """Return the accepted or sampled token after each node of the accepted path, else -1."""
+        """Return the accepted or sampled token after each accepted node; -1 after other nodes."""
         distributions = self.distributions(logits)
         child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
@@ -66,7 +66,7 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return the token after a node of target distribution `p`, and whether it was drafted."""
+        """Return the token after a node and whether it was drafted; `p`: the target's distribution."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)

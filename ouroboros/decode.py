@@ -100,7 +100,7 @@ class RootOnly:
 
 
 class StepRecorder:
-    """Counts and times one step, from construction to `finish`."""
+    """Measures the counts and seconds of one step, from construction to `finish`."""
 
     def __init__(self, target: CachedSequence, draft: CachedSequence) -> None:
         self.target, self.draft = target, draft
@@ -231,7 +231,7 @@ class Decoding:
 
 
 def check_drafter(drafter: Drafter) -> None:
-    """Raise `ValueError` for a drafter that lacks one of the three methods."""
+    """Raise `ValueError` for a drafter without `reset`, `propose` or `observe`, or for a class."""
     if isinstance(drafter, type):
         raise ValueError(f"{drafter.__name__} is a class: give an instance of it")
     methods = ("reset", "propose", "observe")

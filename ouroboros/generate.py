@@ -360,7 +360,7 @@ class _Row:
     decoding: Decoding | None = None
 
     def begin(self, decoding: Decoding) -> Decoding:
-        """Set the row's decoding; pass the prompt to the streamer."""
+        """Set and return the row's decoding; pass the prompt to the streamer."""
         self.decoding, self.trace, self.sent = decoding, decoding.trace, len(self.prompt)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([[*self.padding, *self.prompt]]))

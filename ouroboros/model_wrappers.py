@@ -96,7 +96,7 @@ def acquire(
 
 @contextmanager
 def locked(*owners: object) -> Iterator[None]:
-    """Hold the locks of models and decoders within this context."""
+    """Context manager that holds the locks of models and decoders."""
     plain = [own.model if isinstance(own, CachedModel) else own for own in owners]
     with ExitStack() as stack:  # in a fixed order, which prevents deadlocks
         for own in sorted({id(own): own for own in plain if own is not None}.values(), key=id):

@@ -51,7 +51,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: switch a model to an attention implementation of transformers."""
+    """Context manager that switches a model to transformers' own attention."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

@@ -11,7 +11,7 @@ from ouroboros.select import TokenSelector, argmax
 
 
 class DraftLoop:
-    """Runs the decoding loop on the draft model `model` with `drafter` (None: token by token).
+    """Runs the decoding loop on the draft model `model`, with `drafter` (None: standard decoding).
 
     The loop keeps its own copy of the sequence and appends only new tokens to it, so the time of a
     step does not grow with the sequence. `drafted` has the tokens of the last draft.
@@ -32,7 +32,7 @@ class DraftLoop:
     def begin(
         self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
     ) -> Decoding:
-        """Return the decoding of up to `room` draft tokens after `tokens`, which must extend the
+        """Return a `Decoding` that drafts up to `room` tokens after `tokens`, which must extend the
         tokens of the last call."""
         del self._text[self._known :]
         self._text += tokens[self._known :]

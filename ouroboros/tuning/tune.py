@@ -1,4 +1,4 @@
-"""Tune every decoder on the same recorded texts, with the same effort for each.
+"""Tune every decoder on the same recorded texts, with the same number of trials for each.
 
 Greedy's text of each prompt is recorded once per task and temperature, in float32. Decoders are
 replayed on these texts; decoders that cannot be replayed run live and must return the same texts.

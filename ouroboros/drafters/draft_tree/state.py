@@ -1,4 +1,4 @@
-"""The drafter's state, and the compilation of its functions.
+"""The drafter's state, and the decorators that compile the functions on it.
 
 The state is a record of fixed-size arrays (`s`) and a `Memory` of growing arrays (`m`). Nodes are
 numbers below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the
