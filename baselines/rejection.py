@@ -66,7 +66,7 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return the token after a node and whether it was drafted; `p`: the target's distribution."""
+        """Return a node's next token and whether it was drafted; `p`: the target's distribution."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)
