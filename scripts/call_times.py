@@ -1,6 +1,6 @@
 """Time one call by number of rows: modules, prepacked weights, kernels, llama.cpp, and the floor.
 
-    python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
+    python scripts/call_times.py build/call_times        # 6 minutes on two quiet cores
 
 Engines alternate in one process: in each round, every engine makes two calls at each number of
 rows, of which the second is timed. The floor is the time to read the weights once at the bandwidth
@@ -11,8 +11,8 @@ for every row, as trees need.
 
 from __future__ import annotations
 
-import argparse
 import copy
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +34,8 @@ from ouroboros.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SHAPES = {"target": "cpu-target", "draft": "cpu-draft"}  # by model of the reference pair
+CONTEXT = 256  # cached tokens before the call
+ROUNDS = 7  # timed calls of each size
 
 
 def floor_call(size: int) -> Callable[[int], float]:
@@ -49,9 +51,9 @@ def floor_call(size: int) -> Callable[[int], float]:
     return call
 
 
-def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
+def our_call(model: CachedModel) -> Callable[[int], float]:
     """Return a function that times one call of `rows` rows, in seconds."""
-    text = [int(token) for token in np.random.default_rng(0).integers(1, 5000, context)]
+    text = [int(token) for token in np.random.default_rng(0).integers(1, 5000, CONTEXT)]
     model.score(model.new_sequence(), text, TokenTree.chain(text[-1], ()))
 
     def call(rows: int) -> float:
@@ -59,7 +61,7 @@ def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
         parents = [max(0, node - 3) for node in range(rows - 1)]
         tree = TokenTree((text[-1], *range(1, rows)), (-1, *parents))
         sequence = model.new_sequence(text[:-1])
-        model.cache.set_length(context - 1)
+        model.cache.set_length(CONTEXT - 1)
         started = time.perf_counter()
         model.score(sequence, text, tree)
         return time.perf_counter() - started
@@ -67,16 +69,16 @@ def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
     return call
 
 
-def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
+def llama_cpp_call(path: Path) -> Callable[[int], float]:
     """Return a function that times one llama.cpp call of `rows` rows, in seconds."""
     from llama_cpp import Llama
 
     threads: dict = dict.fromkeys(("n_threads", "n_threads_batch"), torch.get_num_threads())
-    llama = Llama(str(path), n_ctx=context + 128, logits_all=True, verbose=False, **threads)
-    llama.eval([1 + token % 5000 for token in range(context)])
+    llama = Llama(str(path), n_ctx=CONTEXT + 128, logits_all=True, verbose=False, **threads)
+    llama.eval([1 + token % 5000 for token in range(CONTEXT)])
 
     def call(rows: int) -> float:
-        llama.n_tokens = context
+        llama.n_tokens = CONTEXT
         started = time.perf_counter()
         llama.eval(list(range(1, rows + 1)))
         return time.perf_counter() - started
@@ -92,29 +94,26 @@ def second(call: Callable[[int], float], rows: int) -> float:
     return call(rows)
 
 
-def measure(role: str, dtype: torch.dtype, options: argparse.Namespace, scratch: Path) -> pd.Series:
+def measure(role: str, dtype: torch.dtype, scratch: Path) -> pd.Series:
     """Return the median ms by engine and rows of one model."""
     core = LlamaForCausalLM.from_pretrained(model_path(f"reference/{role}"), dtype=torch.float32)
     model = embed(core, shape(SHAPES[role]), device="cpu", dtype=dtype)
     packed = CachedModel(copy.deepcopy(model), engine="eager")
     packed.prepack()
     calls = {
-        "modules": our_call(CachedModel(copy.deepcopy(model), engine="eager"), options.context),
-        "modules, packed": our_call(packed, options.context),
-        "kernels": our_call(CachedModel(copy.deepcopy(model), exact=True), options.context),
+        "modules": our_call(CachedModel(copy.deepcopy(model), engine="eager")),
+        "modules, packed": our_call(packed),
+        "kernels": our_call(CachedModel(copy.deepcopy(model), exact=True)),
     }
-    name = f"{role}-{str(dtype).removeprefix('torch.')}"
     try:
-        if not (file := scratch / f"{name}.gguf").exists():
-            model.save_pretrained(scratch / name)
-            write_gguf(str(scratch / name), file, name.split("-")[1])
-        calls["llama.cpp"] = llama_cpp_call(file, options.context)
+        write_gguf(model, file := scratch / f"{role}-{dtype}.gguf")
+        calls["llama.cpp"] = llama_cpp_call(file)
     except ImportError as error:
         print(f"without llama.cpp: {error}")
     calls["floor"] = floor_call(bytes_of(model))
     turns = [
         [1e3 * second(call, rows) for rows in ROWS for call in calls.values()]
-        for _ in range(options.rounds + 2)  # the first two warm up
+        for _ in range(ROUNDS + 2)  # the first two warm up
     ]
     columns = pd.MultiIndex.from_product([ROWS, calls], names=["rows", "engine"])
     return pd.DataFrame(turns[2:], columns=columns).median().rename("ms")
@@ -143,28 +142,20 @@ def draw(times: pd.Series, title: str) -> Figure:
     return figure
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--out", required=True, type=Path, help="a folder")
-    add("--context", default=256, type=int, help="cached tokens before the call")
-    add("--rounds", default=7, type=int, help="timed calls of each size")
-    add("--models", default=[*SHAPES], nargs="+", choices=SHAPES, help="of the reference pair")
-    add("--scratch", type=Path, help="a folder that keeps the GGUF files for another run")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = options.scratch or Path(folder)
-        scratch.mkdir(parents=True, exist_ok=True)
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
         parts = {
-            (role, name): measure(role, getattr(torch, name), options, scratch)
-            for role in options.models
+            (role, name): measure(role, getattr(torch, name), Path(scratch))
+            for role in SHAPES
             for name in ("float32", "bfloat16")
         }
     times = pd.concat(parts, names=["model", "dtype"])
-    times.round(3).to_csv(options.out / "call_times.csv")
+    times.round(3).to_csv(out / "call_times.csv")
     where = f"{cpu()[0]}, {torch.get_num_threads()} threads"
-    title = f"ms per call, {options.context} cached tokens · stand-ins, batch size 1 · {where}"
-    draw(times, title).savefig(options.out / "call_times.svg")
+    title = f"ms per call, {CONTEXT} cached tokens · stand-ins, batch size 1 · {where}"
+    draw(times, title).savefig(out / "call_times.svg")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

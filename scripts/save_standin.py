@@ -51,7 +51,7 @@ def save_standin(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.out} is not an empty folder: name another one")
     config, dtype = shape(args.shape), getattr(torch, args.dtype)
     core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
-    model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
+    model = embed(core, config, device="cpu", dtype=dtype)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(model_path(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
@@ -117,8 +117,6 @@ def parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=Path, help="a new folder")
     add("--gguf", type=Path, help="also write this file for llama.cpp")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add("--device", default="cpu", help="where the weights are made")
-    add("--seed", default=0, type=int, help="of the unused weights")
     return parser
 
 

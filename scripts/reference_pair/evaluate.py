@@ -40,11 +40,11 @@ LOSS_TOKENS = 1024  # of each held-out document
 
 
 def on_humaneval(
-    target: CachedModel, draft: CachedModel, temperature: float, *, seed: int, limit: int | None
+    target: CachedModel, draft: CachedModel, temperature: float, *, limit: int | None
 ) -> dict:
     """Return agreement and repetition over the first `limit` problems (None: all)."""
     task, rows = HumanEval(), []
-    sampling = Sampling(seed=seed, temperature=temperature)
+    sampling = Sampling(temperature=temperature)
     stop = StopStrings(target.tokenizer, task.stop)
     for example in tqdm(list(task.load())[:limit], desc=f"T={temperature}", mininterval=10):
         prompt = target.tokenizer(example.prompt).input_ids
@@ -92,7 +92,6 @@ def main() -> None:
     add("--pair", type=Path, required=True)
     add("--work", type=Path, required=True, help="folder of the training run")
     add("--prompts", type=int, help="number of HumanEval prompts; default: all")
-    add("--seed", type=int, default=0)
     args = parser.parse_args()
     pair = {
         name: CachedModel.from_pretrained(str(args.pair / name), dtype=torch.float32)
@@ -102,10 +101,7 @@ def main() -> None:
         json.loads((args.work / f"{name}.json").read_text()) for name in ("manifest", "heldout")
     )
     target, draft = pair["target"], pair["draft"]
-    humaneval = {
-        str(t): on_humaneval(target, draft, t, seed=args.seed, limit=args.prompts)
-        for t in TEMPERATURES
-    }
+    humaneval = {str(t): on_humaneval(target, draft, t, limit=args.prompts) for t in TEMPERATURES}
     rates = {float(t): result["repetition_rate"] for t, result in humaneval.items()}
     found = {
         "loss": {

@@ -28,7 +28,7 @@ from sentence_pieces import NAME, sentence_pieces
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
+from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.bench.report import style
@@ -46,6 +46,7 @@ CONTEXT = 512  # tokens of context for call costs
 ALL = "all"
 COLUMNS = 3  # panels side by side
 SPARE_IDS = 64  # unused ids in a renumbered vocabulary
+COSTS = ("epyc", "flat")
 HELD_OUT = 3  # settings are chosen on one prompt in three of each group
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
@@ -87,36 +88,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("recording", type=Path, help="a results folder with greedy in it, or JSONL of texts")
     add("--out", type=Path, required=True, help="where results go")
     add("--real-text", action="store_true", help="texts of a real model, see above")
-    add("--agreement", type=float, nargs="+", help="shares of first choices that are right")
-    add("--costs", nargs="+", default=["epyc", "flat"], help="names or files of costs")
     add("--per-group", type=int, help="prompts of each group, spread evenly; default: all")
     add("--max-new", type=int, help="new tokens of each text; default: as recorded")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     decoders = {name: decoder_config(name) for name in DECODERS}
-    tokens = "the reference pair's tokenizer"
-    rates: OffTextRates | None = RATES
     if options.real_text:
-        tokenizer, tokens, rates = sentence_pieces(), NAME, None
+        tokenizer, tokens, rates, agreements = sentence_pieces(), NAME, None, REAL_AGREEMENTS
         del decoders["lookahead"]
         for name in ("ouroboros", "ouroboros_text"):
             decoders[name]["recycle"] = False
     else:
-        tokenizer = load_tokenizer(REFERENCE)
-    agreements = options.agreement or (REAL_AGREEMENTS if options.real_text else AGREEMENTS)
+        tokenizer, tokens = load_tokenizer(REFERENCE), "the reference pair's tokenizer"
+        rates, agreements = RATES, AGREEMENTS
     found = runs_of(read_recording(options.recording, tokenizer), "greedy")
     groups = REAL_GROUPS if options.real_text else {}
-    recorded = chosen(found, groups, per_group=options.per_group, max_new=options.max_new)
-    loaded = {name: Costs.load(name) for name in options.costs}
-    machines = {(name, r): with_ratio(costs, r) for name, costs in loaded.items() for r in RATIOS}
-    rows = study(recorded, decoders, agreements, machines, tokenizer, rates)
-    held = sum(run.example in held_out(recorded.runs) for run in recorded.runs)
+    tuned, shown = chosen(found, groups, per_group=options.per_group, max_new=options.max_new)
+    machines = {(name, r): with_ratio(Costs.load(name), r) for name in COSTS for r in RATIOS}
+    rows = study(tuned, shown, decoders, agreements, machines, tokenizer, rates)
     title = [
-        f"{options.recording.name}: {len(recorded.runs) - held} recorded greedy answers",
+        f"{options.recording.name}: {len(shown.runs)} recorded greedy answers",
         f"draft simulated at agreement {', '.join(f'{a:g}' for a in agreements)} "
         f"({DraftErrorModel.load().source})",
-        "unrecorded predictions are not simulated" if rates is None else rates.title,
-        f"settings chosen on {held} other answers",
+        rates.title if rates else "unrecorded predictions are not simulated",
+        f"settings chosen on {len(tuned.runs)} other answers",
         tokens,
         "predicted from counted calls alone",
     ]
@@ -131,33 +126,28 @@ def chosen(
     *,
     per_group: int | None,
     max_new: int | None,
-) -> RecordedRuns:
-    """Select the runs of each named group of categories, up to `per_group` evenly spaced
-    prompts."""
+) -> list[RecordedRuns]:
+    """Select the runs of each named group of categories, up to `per_group` evenly spaced prompts.
+    Return those on which settings are chosen, and the others."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
-    examples = by_group(runs)
-    kept: set[str] = set()
-    for own in examples.values():
+    examples = pd.DataFrame(
+        [(run.group, run.example) for run in runs], columns=["group", "example"]
+    )
+    held: dict[str, bool] = {}  # by chosen prompt
+    for _, own in examples.drop_duplicates().groupby("group", sort=False)["example"]:
         step = max(1.0, len(own) / (per_group or len(own)))
-        kept |= {own[int(at * step)] for at in range(int(len(own) / step))}
-    order = [*groups, *examples]
-    runs = [run for run in runs if run.example in kept and run.new_tokens]
+        kept = [own.iloc[int(at * step)] for at in range(int(len(own) / step))]
+        held |= {example: at % HELD_OUT == HELD_OUT - 1 for at, example in enumerate(kept)}
+    order = [*groups, *examples["group"]]
+    runs = [run for run in runs if run.example in held and run.new_tokens]
     runs.sort(key=lambda run: order.index(run.group))
     limits = [limit for limit in (max_new, recorded.max_new) if limit]
-    return renumbered(replace(recorded, runs=runs, max_new=min(limits, default=1 << 30)))
-
-
-def by_group(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """Return the examples of each group, in order."""
-    groups = dict.fromkeys(run.group for run in runs)
-    return {g: list(dict.fromkeys(r.example for r in runs if r.group == g)) for g in groups}
-
-
-def held_out(runs: Sequence[RecordedRun]) -> set[str]:
-    """Return the examples used to choose settings."""
-    groups = by_group(runs).values()
-    return {example for own in groups for example in own[HELD_OUT - 1 :: HELD_OUT]}
+    whole = renumbered(replace(recorded, runs=runs, max_new=min(limits, default=1 << 30)))
+    return [
+        replace(whole, runs=[run for run in whole.runs if held[run.example] is wanted])
+        for wanted in (True, False)
+    ]
 
 
 def renumbered(recorded: RecordedRuns) -> RecordedRuns:
@@ -201,42 +191,41 @@ def with_ratio(costs: Costs, ratio: float) -> Costs:
 
 
 def study(
-    recorded: RecordedRuns,
+    tuned: RecordedRuns,
+    shown: RecordedRuns,
     decoders: Mapping[str, Mapping],
     agreements: Sequence[float],
     machines: Mapping[tuple[str, float], Costs],
     tokenizer,
     rates: OffTextRates | None,
 ) -> list[dict]:
-    """Predict speedups; return a row for each decoder, agreement, machine and prompt group.
+    """Predict speedups on `shown` with settings chosen on `tuned`; return a row for each decoder,
+    agreement, machine and prompt group.
 
     `decoders` has configs by name, `machines` costs by name and ratio (see `with_ratio`). If
     `rates` is None, decoders that read unrecorded predictions raise an error.
     """
-    held, rows = held_out(recorded.runs), []
-    parts = [
-        replace(recorded, runs=[r for r in recorded.runs if (r.example in held) == wanted])
-        for wanted in (True, False)
-    ]
+    rows, both = [], replace(tuned, runs=[*tuned.runs, *shown.runs])
     for agreement in tqdm([None, *agreements], desc="agreements", leave=False):
         given: dict[str, Any] = {"rates": rates and {"": rates}}
         if agreement is not None:
-            given["draft"] = SimulatedDraft(agreement, recorded, tokenizer=tokenizer)
+            given["draft"] = SimulatedDraft(agreement, both, tokenizer=tokenizer)
         counted: list[dict] = [{}, {}]
         for (costs_name, ratio), costs in machines.items():
-            tried, shown = (
+            choosing, showing = (
                 Evidence(part, costs, counted=known, **given)
-                for part, known in zip(parts, counted, strict=True)
+                for part, known in zip((tuned, shown), counted, strict=True)
             )
             for name, config in decoders.items():
                 if name == "greedy" or ("draft" in config) != ("draft" in given):
                     continue
 
-                def rate(settings, name=name, config=config, tried=tried) -> float:
-                    return predict(tried, name, config, settings).tokens_per_s
+                def rate(settings, name=name, config=config, choosing=choosing) -> float:
+                    return predict(choosing, name, config, settings).tokens_per_s
 
                 best = search(rate, SPACES.get(name, {}), configured=config, rounds=1)
-                plain, ours = shown.counts("greedy", {}, {}), shown.counts(name, config, best)
+                plain = showing.counts("greedy", {}, {})
+                ours = showing.counts(name, config, best)
                 groups = list(dict.fromkeys(sample.group for sample in ours))
                 for group in [*(groups if len(groups) > 1 else ()), ALL]:
                     base, own = ([s for s in of if group in (s.group, ALL)] for of in (plain, ours))
@@ -282,8 +271,8 @@ def agreement_curves(rows: pd.DataFrame) -> Figure:
     `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
     draft are horizontal lines.
     """
+    groups, ratios = list(dict.fromkeys(rows["group"])), sorted(set(rows["ratio"]))
     rows = rows.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
-    groups, ratios = list(dict.fromkeys(rows.sort_index()["group"])), sorted(set(rows["ratio"]))
     marks = decoder_marks(list(dict.fromkeys(rows["decoder"])))
     down, across = -(-len(groups) // COLUMNS), min(COLUMNS, len(groups))
     figure = style.new_figure(1.2 + (2.5 if len(groups) > 1 else 3.6) * down)
@@ -292,27 +281,23 @@ def agreement_curves(rows: pd.DataFrame) -> Figure:
         own = rows[rows["group"] == group]
         for (name, ratio), line in own.groupby(["decoder", "ratio"], sort=False):
             mark = marks[str(name)]
+            look = mark.points(linestyle=LINES[ratios.index(ratio) % len(LINES)], markersize=4)
+            look |= {"label": f"{name}, a draft call costs {ratio:g}"}
             if line["agreement"].notna().all():
-                look = mark.points(linestyle=LINES[ratios.index(ratio) % len(LINES)], markersize=4)
-                look |= {"label": f"{name}, a draft call costs {ratio:g}"}
                 error = style.reach(line, "speedup")
                 axes.errorbar(line["agreement"], line["speedup"], yerr=error, **look)
             elif ratio == ratios[0]:
-                value, low, high = line.iloc[0][["speedup", "speedup.low", "speedup.high"]]
-                axes.axhline(value, color=mark.colour, linewidth=1.4, label=f"{name}, no draft")
-                if pd.notna(low):
-                    axes.axhspan(low, high, color=mark.colour, alpha=0.12, linewidth=0)
-        axes.set_title(f"{group}, {own['prompts'].iloc[0]} prompts")
+                axes.axhline(line["speedup"].iloc[0], color=mark.colour, label=f"{name}, no draft")
+        axes.set(
+            title=f"{group}, {own['prompts'].iloc[0]} prompts", xlabel="agreement of the draft"
+        )
         axes.grid(axis="y")
-    for axes in panels[max(0, len(groups) - across) : len(groups)]:
-        axes.set_xlabel("agreement of the draft")
     for axes in panels[len(groups) :]:
         axes.set_axis_off()
     figure.supylabel("speedup over greedy", fontsize=10)
-    handles, labels = panels[0].get_legend_handles_labels()
-    what = "Error bars and bands: 95 % bootstrap over prompts, paired"
+    what = "Error bars: 95 % bootstrap over prompts, paired"
     place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "title_fontsize": 9}
-    figure.legend(handles, labels, title=what, **place)
+    figure.legend(*panels[0].get_legend_handles_labels(), title=what, **place)
     return figure
 
 

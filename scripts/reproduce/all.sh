@@ -198,7 +198,7 @@ host() { begin host && step host host.json "$PYTHON" scripts/reproduce/host_over
 # One call by number of rows: modules, kernels, llama.cpp and the floor of the bandwidth. 6 minutes.
 call_times() {
   begin call_times
-  step call_times call_times.csv "$PYTHON" scripts/call_times.py --out $RESULTS/call_times
+  step call_times call_times.csv "$PYTHON" scripts/call_times.py $RESULTS/call_times
 }
 
 # Decoders inside the lm-evaluation-harness: equal scores at different speeds. 3 minutes.

@@ -1,7 +1,6 @@
 """Time the host's work per step: every drafter, with a target and a draft that compute nothing.
 
     python scripts/reproduce/host_overhead.py
-    python scripts/reproduce/host_overhead.py --decoders ouroboros --contexts 8192
 
 The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
 each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)
@@ -10,7 +9,6 @@ and per model call, target or draft. The last line on stdout is one JSON documen
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -34,6 +32,12 @@ from ouroboros.decoder_factory import decoder_factories
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
+
+DECODERS = ["greedy", "speculative", "lookahead", "prompt_lookup", "ouroboros", "ouroboros_paper"]
+CONTEXTS = [512, 2048, 8192]
+TOKENS = 400  # new tokens in each repeat
+REPEATS = 5
+AGREEMENT = 0.85  # of draft and target
 
 
 class Script(TokenSelector):
@@ -100,24 +104,20 @@ def host_steps(
         started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
 
 
-def host_overhead(args: argparse.Namespace) -> None:
+def host_overhead() -> None:
     """Time all decoders; print a table and a JSON document."""
     tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)
-    longest = max(args.contexts) + args.tokens
-    if longest + 64 > len(text):
-        raise SystemExit(f"the text has {len(text)} tokens: ask for less than {longest}")
-    script, drafting = Script(text), draft_script(text, args.agreement)
-    config = composed([f"decoder=[{','.join(args.decoders)}]", *args.overrides])
-    costs = load_costs(config["costs"] or UNTIMED)
+    script, drafting = Script(text), draft_script(text, AGREEMENT)
     draft = cast(CachedModel, ScriptedModel())
-    factories: Any = decoder_factories(config["decoder"], draft, costs, guard=False).items()
+    configs = composed([f"decoder=[{','.join(DECODERS)}]"])["decoder"]
+    factories: Any = decoder_factories(configs, draft, load_costs(UNTIMED), guard=False).items()
     rows = []
-    for (name, make), context in product(factories, args.contexts):
+    for (name, make), context in product(factories, CONTEXTS):
         repeats = [
-            list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
-            for _ in range(args.repeats)
+            list(host_steps(make(), script, drafting, prompt=context, max_new=TOKENS))
+            for _ in range(REPEATS)
         ]
         seconds = min(sum(step[0] for step in found) for found in repeats)
         steps, (calls, new) = len(repeats[-1]), (sum(s[at] for s in repeats[-1]) for at in (1, 2))
@@ -128,20 +128,5 @@ def host_overhead(args: argparse.Namespace) -> None:
     print(json.dumps(rows))
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    usual = "greedy speculative lookahead prompt_lookup ouroboros ouroboros_paper"
-    add("--decoders", nargs="+", default=usual.split())
-    add("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
-    add("--tokens", type=int, default=400, help="new tokens in each repeat")
-    add("--repeats", type=int, default=5)
-    add("--agreement", type=float, default=0.85, help="of draft and target")
-    add("--overrides", nargs="*", default=[], help="decoder.speculative.gamma=5")
-    return parser
-
-
 if __name__ == "__main__":
-    host_overhead(parser().parse_args())
+    host_overhead()

@@ -25,8 +25,10 @@ def test_a_recording_is_studied_by_group(tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "DECODERS", ("greedy", "speculative", "prompt_lookup"))
     monkeypatch.setattr(agreement, "SPACES", {"speculative": {"gamma": [1, 9]}})
     monkeypatch.setattr(agreement, "RATIOS", (0.01, 3.0))
-    given = [str(tmp_path / "turns.jsonl"), "--out", str(tmp_path / "out"), "--costs", "flat"]
-    agreement.main([*given, "--agreement", "0.6", "0.9", "--max-new", "40"])
+    monkeypatch.setattr(agreement, "COSTS", ("flat",))
+    monkeypatch.setattr(agreement, "AGREEMENTS", (0.6, 0.9))
+    given = [str(tmp_path / "turns.jsonl"), "--out", str(tmp_path / "out")]
+    agreement.main([*given, "--max-new", "40"])
     kept = json.loads((tmp_path / "out" / "agreement.json").read_text())
     rows = kept["rows"]
     assert {row["group"] for row in rows} == {"a", "b", "all"}

@@ -47,9 +47,11 @@ def test_a_draft_agrees_as_often_as_it_is_told():
     assert agreed == pytest.approx(0.7, abs=0.03)
 
 
-def test_the_script_prints_a_table_and_one_document(capsys):
-    words = "--decoders greedy ouroboros --contexts 64 --tokens 20 --repeats 1"
-    host_overhead.host_overhead(host_overhead.parser().parse_args(words.split()))
+def test_the_script_prints_a_table_and_one_document(capsys, monkeypatch):
+    monkeypatch.setattr(host_overhead, "DECODERS", ["greedy", "ouroboros"])
+    for name, value in (("CONTEXTS", [64]), ("TOKENS", 20), ("REPEATS", 1)):
+        monkeypatch.setattr(host_overhead, name, value)
+    host_overhead.host_overhead()
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["decoder"], row["context"]) for row in rows] == [("greedy", 64), ("ouroboros", 64)]
     assert rows[0]["draft_calls_per_step"] == 0 < rows[1]["draft_calls_per_step"]
