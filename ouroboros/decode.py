@@ -178,6 +178,7 @@ class Decoding:
         """Take one step: propose, score, match, accept, observe."""
         recorder = StepRecorder(self.sequence, self._draft_sequence)
         tree = yield from self.propose()
+        tree = tree.pruned(self.model.room(self.sequence, self.trace.tokens))
         chosen = yield from self.score(tree)
         path, new = self.match(tree, chosen)
         self.accept(path, new)
@@ -188,14 +189,13 @@ class Decoding:
         return record
 
     def propose(self) -> Steps[TokenTree]:
-        """Return the drafter's tree, without nodes beyond the model's last position."""
-        tree = yield from proposed(self.drafter, self.trace.tokens, self.left)
-        return tree.pruned(self.model.room(self.sequence, self.trace.tokens))
+        """Return the drafter's tree."""
+        return proposed(self.drafter, self.trace.tokens, self.left)
 
     def score(self, tree: TokenTree) -> Steps[list[int]]:
         """Score the tree in one target call; return the token chosen after each node."""
         choose = self._ranking or self.choose
-        return (yield from predict(self.model, self.sequence, self.trace.tokens, tree, choose))
+        return predict(self.model, self.sequence, self.trace.tokens, tree, choose)
 
     def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the accepted path and the new tokens: the path's tokens and the target's next one,
