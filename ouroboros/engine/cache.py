@@ -263,7 +263,7 @@ class SharedSlots:
         return slab
 
     def grow(self, slabs: int, slots: int) -> None:
-        """Grow to at least `slabs` slabs of `slots` slots each; at least double what grows."""
+        """Grow to `slabs` slabs of `slots` slots or more; a number that must grow is doubled."""
         wanted, now = (slabs, slots), (self.count, self.size)
         if any(want > had for want, had in zip(wanted, now, strict=True)):
             self.count, self.size = (

@@ -381,7 +381,7 @@ class Static(Eager):
         return CapturedGraph(graph, inputs, result)
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
-        """Return [nodes, vocab] logits of a call whose inputs are all in device memory."""
+        """Make a call with inputs packed on the device; return [nodes, vocab] logits."""
         ids, rows, base, held, positions, inside = unpack(inputs, nodes)
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]

@@ -57,7 +57,7 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 def columns(summary: Summary, table: str) -> list[Metric]:
     """Return the metrics that a run's table shows: those with a value for at least one decoder.
 
-    The default table shows only the first of the task's scores.
+    The default table shows only one score, and a metric with `instead_of` only as a substitute.
     """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
