@@ -20,6 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ouroboros import noise as cpu_noise
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, _log, argmax, gumbel
@@ -92,6 +93,14 @@ def test_noise_differs_by_seed_position_and_token():
         assert len(noise.unique()) == noise.numel()
         near = torch.corrcoef(noise) - torch.eye(len(noise))
         assert near.abs().max() < 0.6
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 1 << 40))
+def test_compiled_noise_has_the_bits_of_a_gpus(seed, position):
+    compiled = gumbel(seed, [position, position + 1], 3_000, "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_noise, "COMPILED", False)
+        assert torch.equal(compiled, gumbel(seed, [position, position + 1], 3_000, "cpu"))
 
 
 @pytest.mark.gpu

@@ -31,6 +31,7 @@ from ouroboros.drafters.draft_tree.phrase_index import (
     token_at,
 )
 from ouroboros.drafters.draft_tree.state import jit
+from ouroboros.noise import gumbel_of, position_key
 
 FORMAT = "ouroboros-estimates-2"
 N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)
@@ -40,7 +41,6 @@ RECYCLED_WEIGHT = 1.5  # weight of a recycled prediction / of an occurrence in t
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
 MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
-GOLDEN = -0x61C8864680B583EB
 
 
 @dataclass(frozen=True)
@@ -193,46 +193,6 @@ def find_candidates(s, m, node):
             age += 1
     _mix_shares(s)
     _fill_shortlist(s)
-
-
-@jit
-def _mix(x):
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
-
-
-@jit
-def _log(x):
-    mantissa, exponent = math.frexp(x)
-    if mantissa < 0.7071067811865476:
-        mantissa = mantissa * 2
-        exponent = exponent - 1
-    s = (mantissa - 1) / (mantissa + 1)
-    square = s * s
-    series = 1 / 21
-    for half in range(9, -1, -1):
-        series = series * square + 1 / (2 * half + 1)
-    return 2 * s * series + exponent * 0.6931471805599453
-
-
-@jit
-def position_key(seed, position):
-    """Return the key of a position's noise, for `gumbel_of`."""
-    return _mix(_mix(seed + GOLDEN) + position)
-
-
-@jit
-def gumbel_of(key, token):
-    """Return a token's Gumbel noise in float64, as in `ouroboros.select.gumbel`.
-
-    Noise is a function of seed, position and id, so it is known before the target is called. It is
-    computed for candidates only: for the whole vocabulary it would take longer than the rest of the
-    step.
-    """
-    bits = _mix(key + (token + 1) * GOLDEN)
-    uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF) + 0.5) * 2.220446049250313e-16
-    return -_log(-_log(uniform))
 
 
 @jit

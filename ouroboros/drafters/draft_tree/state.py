@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numba
 import numpy as np
 
+from ouroboros import noise
 from ouroboros.drafters.pool import CONTEXT
 from ouroboros.jit import CONFIG, cache_folder, cached_in
 
@@ -164,7 +165,7 @@ def new_memory(vocab: int) -> Memory:
 
 
 PACKAGE = Path(__file__).parent
-CACHE = cache_folder([PACKAGE.parent / "pool.py", *sorted(PACKAGE.glob("*.py"))])
+CACHE = cache_folder([noise.SOURCE, PACKAGE.parent / "pool.py", *sorted(PACKAGE.glob("*.py"))])
 
 
 def jit(function: Function) -> Function:
