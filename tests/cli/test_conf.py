@@ -219,6 +219,7 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
 
 
+@pytest.mark.slow
 def test_the_longest_context_fits_the_raised_position_limit():
     """Of the draft as it is and inside its shape: both take the limit from model.options."""
     config = composed("experiment=context_length", "context_tokens=8192", "results_dir=x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -208,8 +209,10 @@ def test_a_draft_of_shorter_context_stops_drafting_but_not_decoding(models):
         assert trace.tokens == models.truth["argmax"][2]
 
 
-@pytest.mark.parametrize("limit", [1, 7])
-@pytest.mark.parametrize("decoder", ["speculative", "paper", "ouroboros eager", "suffix hybrid"])
+SHORT = list(product(("speculative", "paper", "ouroboros eager", "suffix hybrid"), (1, 7)))
+
+
+@pytest.mark.parametrize(("decoder", "limit"), mostly_slow(SHORT, quick=SHORT[::3]))
 def test_a_draft_reads_the_end_of_a_prompt_and_the_text_stays_the_same(models, decoder, limit):
     """A step's draft calls read no more of the text than the limit, and in place of at most four
     rejected draft tokens as many others."""

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from pretended_cuda import pretend
-from tiny import gemma3, gpt2, llama
+from tiny import gemma3, gpt2, llama, mostly_slow
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ouroboros.engine import compiled_layers
@@ -104,7 +104,7 @@ def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     assert "not found" in why_different(model.engine, model.engine)
 
 
-@pytest.mark.parametrize("family", [gemma3, gpt2], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", mostly_slow([gemma3, gpt2], quick=[gpt2]))
 def test_other_families_compile(family):
     model = family()
     agree(compiled(model, "eager"), CachedModel(model, engine="eager"), (4,), (3, 1))

@@ -56,8 +56,12 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 2
     return different
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [*FIVE, "mistral", "qwen2", "qwen3"])
+EIGHT = list(product([*FIVE, "mistral", "qwen2", "qwen3"], DTYPES))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), mostly_slow(EIGHT, quick=[EIGHT[0], *EIGHT[1::2]]), ids=str
+)
 def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 4) == 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import mostly_slow
 
 from ouroboros.engine import triton_attention, triton_products
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
@@ -203,10 +204,13 @@ def resources(found, folder: Path) -> tuple[int, int]:
     return int(re.findall(r"REG:(\d+)", said)[-1]), int(re.findall(r"LOCAL:(\d+)", said)[-1])
 
 
+SIZES = [(16, False), (32, False), (64, False), (64, True)]
+
+
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 @pytest.mark.parametrize("jointly", [False, True], ids=["alone", "jointly"])
-@pytest.mark.parametrize(("rows", "whole"), [(16, False), (32, False), (64, False), (64, True)])
+@pytest.mark.parametrize(("rows", "whole"), mostly_slow(SIZES, quick=SIZES[-1:]))
 def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, tmp_path):
     """In bfloat16 for heads of 128, as the real shapes have them: two programs to a multiprocessor,
     and nothing spilt."""

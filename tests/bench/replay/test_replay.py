@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from bench_models import tiny_pair
@@ -16,6 +17,7 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
+from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording
@@ -123,10 +125,12 @@ HOT = Sampling(seed=5, temperature=1.2, top_k=50)
 PENALIZED = Sampling(repetition_penalty=1.3)
 
 
+LIVE = list(product((Sampling(), HOT, PENALIZED), (1, 7, 40)))
+
+
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), HOT, PENALIZED], ids=["greedy", "sampled", "penalized"]
+    ("sampling", "max_new"), mostly_slow(LIVE, quick=[LIVE[1], LIVE[4], LIVE[6]])
 )
-@pytest.mark.parametrize("max_new", [1, 7, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
     made = decoders(pair[1])
     repeats = 2 if sampling.temperature else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from growing_texts import chain_text, drafts, growth, path_of, step
+from tiny import mostly_slow
 
 from ouroboros.drafters.draft_tree.grow import (
     CALL_FACTOR,
@@ -85,7 +86,10 @@ def best_worth(s, nodes) -> float:
 
 
 @pytest.mark.parametrize(
-    ("steps", "max_depth"), [(0.0, 20), (0.02, 20), (0.4, 20), (0.0, 2), (0.02, 3)]
+    ("steps", "max_depth"),
+    mostly_slow(
+        [(0.0, 20), (0.02, 20), (0.4, 20), (0.0, 2), (0.02, 3)], quick=[(0.4, 20), (0.02, 3)]
+    ),
 )
 def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, max_depth):
     grown = growth(call=0.05)
