@@ -52,7 +52,7 @@ REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="
 RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
 DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
 DECODERS += ["ouroboros_text"]
-AGREEMENTS = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
+AGREEMENTS = [0.5, 0.6, 0.7, 0.8, 0.88, 0.95]
 RATES = OffTextRates(0.7, 0.04)
 SPACES: dict[str, Space] = {  # settings to search; Ouroboros adapts to the costs instead
     "speculative": {
@@ -67,7 +67,7 @@ SPACES: dict[str, Space] = {  # settings to search; Ouroboros adapts to the cost
     },
     "lookahead": {"window_size": [0, 3, 6], "verification_set_size": [3, 6, 12]},
 }
-REAL_AGREEMENTS = (0.6, 0.7, 0.8, 0.88, 0.9)
+REAL_AGREEMENTS = [0.6, 0.7, 0.8, 0.88, 0.9]
 REAL_GROUPS = {
     "coding": ["coding"],
     "chat": ["writing", "roleplay", "reasoning", "stem", "humanities"],
