@@ -125,16 +125,3 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     assert ResultsFolder(saved_pair / "counted").load_costs() == Costs.load("flat"), (
         "for its report"
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("nope", "costs=nope is neither a file nor one of epyc, flat"),
-        ("3", "costs=3 is neither a file nor one of epyc, flat"),
-    ],
-)
-def test_costs_that_are_none_are_one_line(run_bench, given, says):
-    code, out, err = run_bench(*TINY, "decoder=greedy", f"costs={given}", "results_dir=x")
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert code == 2 and not out and len(lines) == 1 and says in lines[0], err

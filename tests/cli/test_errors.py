@@ -54,6 +54,8 @@ OTHERS = {
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
         ([*SHORT, "costs=damaged.jsonl"], "damaged.jsonl holds no costs: give verify_ms"),
         ([*SHORT, "results_dir=one.jsonl"], "one.jsonl: File exists; give another path"),
+        ([*SHORT, "costs=nope"], "costs=nope is neither a file nor one of epyc, flat"),
+        ([*SHORT, "costs=3"], "costs=3 is neither a file nor one of epyc, flat"),
         (["task=nope"], "there is no task 'nope'; choose from cnndm, gsm8k, "),
         (["task=prompts"], "task.path"),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),

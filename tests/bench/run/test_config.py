@@ -2,10 +2,8 @@
 
 import pytest
 from composing import composed
-from hydra.errors import HydraException
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.cli.common import one_line
 from ouroboros.decoder_factory import check_decoders
 
 GOOD = {
@@ -92,10 +90,3 @@ def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, sa
     with pytest.raises(ValueError, match=says):
         check_decoders({"x": {"_target_": "ouroboros.Ouroboros", **options}})
     check_decoders({"x": {"_target_": "ouroboros.baselines.hf.HFGenerate", "anything": 1}})
-
-
-def test_hydras_own_refusals_become_one_line():
-    text = "In 'config': Could not load 'decoder/foo'.\n\nConfig search path:\nx"
-    told = one_line(HydraException(text))
-    assert told.startswith("there is no decoder 'foo'; choose from greedy, hf_assisted, ")
-    assert "/" not in told and "\n" not in told
