@@ -96,11 +96,11 @@ def test_every_experiment_is_a_run(name):
 
 
 def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
-    config = common.composed(["experiment=cpu_float32", "decoder=[greedy,suffix_hybrid]"])
-    assert list(config["decoder"]) == ["greedy", "suffix_hybrid"]
-    assert config["decoder"]["suffix_hybrid"]["gamma"] == 6
+    config = common.composed(["experiment=cpu_float32", "decoder=[greedy,prompt_lookup]"])
+    assert list(config["decoder"]) == ["greedy", "prompt_lookup"]
+    assert config["decoder"]["prompt_lookup"]["num_tokens"] == 4
     said = capsys.readouterr().err
-    assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
+    assert said.endswith("left out: lookahead\n")
     common.composed(["experiment=cpu_float32"])
     assert not capsys.readouterr().err
     with pytest.raises(ValueError, match=r"there is no decoder 'lookahed' .did you mean lookahead"):
