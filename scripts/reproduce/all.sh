@@ -135,7 +135,7 @@ quantised() {
 
 # The headline, with three repeats: at T = 0.32, where text is as repetitive as a real model's, at T = 0 and
 # at T = 0.8. 25, 20 and 27 minutes.
-HEADLINE="experiment=cpu_float32 task.limit=20 task.stride=8 repeats=3"
+HEADLINE="model.dtype=float32 task.limit=20 task.stride=8 repeats=3"
 main_matched() { bench main_matched $HEADLINE temperature=0.32; }
 main_t0() { bench main_t0 $HEADLINE; }
 main_t08() { bench main_t08 $HEADLINE temperature=0.8; }
