@@ -130,8 +130,9 @@ def generate(
       rows. Rows are decoded one at a time if `decoder` is a `Drafter`, if `pool_state="task"`, or
       if a model cannot score several sequences per call (`CachedModel.why_not_together`).
     - `seed`: row i samples with `seed` + i; None uses torch's generator.
-    - `exact`: on a CPU in float32 or bfloat16, make a token's logits bitwise identical in every
-      call. Without it, rounding in half precision may swap two tokens of nearly equal logits.
+    - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
+      in every call. Without it, rounding in half precision may swap two tokens of nearly equal
+      logits.
     - `streamer`: a streamer, or a list of one per row.
     - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
       temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,

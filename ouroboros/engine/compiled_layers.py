@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
 from ouroboros.engine.quantised import Int8Linear
-from ouroboros.engine.triton_products import plain, product
+from ouroboros.engine.triton_products import exact_product, plain, product
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of nodes and slots
@@ -69,23 +69,33 @@ class Swap(NamedTuple):
 class CompiledLayers:
     """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
     None until both kinds were timed. `products`: also use the kernels of `engine.triton_products`
-    for unquantised weights, if they are faster."""
+    for unquantised weights, if they are faster. `exact`: use `exact_product` for all linear layers,
+    the output head included; then `backend` may be None, to compile nothing."""
 
     def __init__(
-        self, model: PreTrainedModel, *, backend: Any = "inductor", products: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        backend: Any = "inductor",
+        products: bool = False,
+        exact: bool = False,
     ) -> None:
         count = model.config.get_text_config().num_hidden_layers
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         layers = next((item for item in lists if len(item) == count), nn.ModuleList())
+        layers = nn.ModuleList() if backend is None else layers
         self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
-        self.backend, self.products = backend, products
+        self.how = {"backend": backend, "products": products, "exact": exact}
         self.tuned: bool | None = None
-        self.spread = torch.compile(spread, backend=backend)
+        self.spread = torch.compile(spread, backend=backend or "eager")
         self.swaps = [
             Swap(layers, str(index), plain, compiled)
             for index, (plain, compiled) in enumerate(zip(layers, self.compiled, strict=True))
         ]
-        self.swaps += [swap for layer in layers for swap in fuse_projections(layer, products)]
+        kernel = exact_product if exact else product if products else None
+        fused = FUSED if backend else ()  # uncompiled, each would compute the whole product
+        for part in [model] if exact else layers:
+            self.swaps += fuse_projections(part, kernel, fused)
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
         """Compute the masks of `engine.masks.spread` with compiled code."""
@@ -151,35 +161,36 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 class ProductColumns(nn.Module):
     """Columns `start` to `end` of the matrix product with the weights of one or several
-    projections. With `kernel`, it is computed by `engine.triton_products`, except for a single row
-    if `alone` is set; otherwise by code compiled with the layer."""
+    projections. A `kernel` of `engine.triton_products` computes it (`product`: except for a single
+    row if `alone` is set); otherwise code compiled with the layer."""
 
     alone = True
 
-    def __init__(self, operands: Sequence[Any], start: int, end: int, *, kernel: bool) -> None:
+    def __init__(self, operands: Sequence[Any], start: int, end: int, *, kernel: Any) -> None:
         super().__init__()
         self.weight, self.scale, self.bias = operands
         self.start, self.end, self.kernel = start, end, kernel
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        one = not self.kernel or (hidden.shape[1] == 1 and self.alone)
-        whole = (plain if one else product)(hidden, self.weight, self.scale, self.bias)
+        single = self.kernel is product and hidden.shape[1] == 1 and self.alone
+        kernel = plain if single or self.kernel is None else self.kernel
+        whole = kernel(hidden, self.weight, self.scale, self.bias)
         return whole[..., self.start : self.end]
 
 
 @torch.no_grad()
-def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
+def fuse_projections(layer: nn.Module, kernel: Any = None, fused: Any = FUSED) -> list[Swap]:
     """Fuse projections of the same input: store their weights in one buffer and return the swaps.
 
     Skips layers quantised by transformers, subclasses of `nn.Linear`, and projections that differ
-    in width, dtype, device or bias. Also swaps int8 layers, and with `products` all linear layers,
-    even if no other layer shares their input.
+    in width, dtype, device or bias. Also swaps int8 layers, and with a `kernel` (`product` or
+    `exact_product`) all linear layers, even if no other layer shares their input.
     """
     swaps: list[Swap] = []
     done: set[nn.Module] = set()
     for owner in layer.modules():
         singles = [(name,) for name, _ in owner.named_children()]
-        for names in (*FUSED, *singles):
+        for names in (*fused, *singles):
             linears: list[Any] = [getattr(owner, name, None) for name in names]
             plain_weights = all(
                 type(m) in (nn.Linear, Int8Linear) and not is_wrapper_subclass(m.weight)
@@ -187,11 +198,11 @@ def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
             )
             if done & set(linears) or not plain_weights:
                 continue
-            kernel = products or type(linears[0]) is Int8Linear
+            own = kernel or (product if type(linears[0]) is Int8Linear else None)
             kind = {
                 (m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in linears
             }
-            if len(kind) > 1 or (len(names) == 1 and not kernel):
+            if len(kind) > 1 or (len(names) == 1 and own is None):
                 continue
             parts: list[Any] = [
                 [getattr(m, one, None) for m in linears] for one in ("weight", "scale", "bias")
@@ -201,7 +212,7 @@ def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
             end = 0
             for name, module in zip(names, linears, strict=True):
                 start, end = end, end + module.out_features
-                columns = ProductColumns(operands, start, end, kernel=kernel)
+                columns = ProductColumns(operands, start, end, kernel=own)
                 swaps.append(Swap(owner, name, module, columns))
     return swaps
 

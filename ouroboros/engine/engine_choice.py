@@ -62,7 +62,8 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
     capture. Overwrites the first slots of both caches.
     """
     info = reference.info
-    if isinstance(engine, Static) and engine.compiled and not engine.compiled.compiled:
+    layers = engine.compiled if isinstance(engine, Static) else None
+    if layers and layers.how["backend"] and not layers.compiled:
         return "its decoder layers were not found"
     try:
         for nodes in (size for size in TRIAL_NODES if size < info.max_len):

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ MANY = 1 << 16  # multiplications above which the attention kernel uses several 
 LANES = 64  # most elements that torch computes together: two vectors of bfloat16
 GRAIN, SERIAL = 32768, 16384  # torch's elements per thread; a size that one thread computes
 TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
+PIECE = 37  # tokens at a time, of texts longer than `TEXT`
 CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the kernel lacks
 
 
@@ -269,9 +271,9 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
     name = type(model).__name__
     if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(
-            f"exact calls are made on a CPU in float32 or bfloat16, not on {info.device.type} in "
-            f"{info.dtype} (GPU libraries choose the order of sums by the number of rows): choose "
-            "another device or dtype, or leave exact=False"
+            "exact calls are made on a CPU in float32 or bfloat16, on a GPU also in float16, not "
+            f"on {info.device.type} in {info.dtype}: choose another device or dtype, or leave "
+            "exact=False"
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
@@ -301,7 +303,7 @@ def _is_rotation(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RotaryEmbedding")
 
 
-class _Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):
     """Records modules that use operators whose rounding depends on the number of rows."""
 
     SUMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "matmul", "linear", "convolution")
@@ -316,14 +318,18 @@ class _Operators(TorchDispatchMode):
         self.inside: list[nn.Module] = []
         self.found: dict[str, str] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def refuses(self, func, args: tuple) -> bool:
+        """Return whether a call of an operator may round differently with other rows."""
         operator = func._schema.name.split("::")[-1]
         sums = operator in self.SUMS or "scaled_dot" in operator or "grouped_mm" in operator
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         safe = any(isinstance(m, ExactActivation | ExactRotation) for m in self.inside)
         curved = operator in self.CURVES and not safe
-        if curved or (sums and tensors[-2].shape[-1] > 1):  # a rotation's product has one term
-            self.found[self.names[self.inside[-1]]] = operator
+        return curved or (sums and tensors[-2].shape[-1] > 1)  # a rotation's product has one term
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.inside and self.refuses(func, args):
+            self.found[self.names[self.inside[-1]]] = func._schema.name.split("::")[-1]
         return func(*args, **(kwargs or {}))
 
     @contextmanager
@@ -345,15 +351,30 @@ class _Operators(TorchDispatchMode):
                 hook.remove()
 
 
-def check_exact(engine: Eager) -> None:
-    """Check that a random tree and single steps give bitwise identical logits. Overwrites the
-    first slots.
+def check_operators(engine: Eager, operators: Operators) -> None:
+    """Raise `ValueError` with the name of a module that uses a refused operator in a call."""
+    name = type(engine.model).__name__
+    with torch.no_grad(), operators.watching():
+        engine.run(0, [], TokenTree.chain(0, ()))
+    if operators.found:
+        where, what = next(iter(operators.found.items()))
+        raise ValueError(
+            f"{name} cannot be exact: {where or name + ' itself'} computes {what} (and "
+            f"{len(operators.found) - 1} more modules such operators), whose rounding depends "
+            "on the number of rows: leave exact=False"
+        )
+
+
+def check_exact(engine: Eager, length: int = TEXT, *, jointly: bool = False) -> None:
+    """Check that a random tree after a text of `length` tokens, and the same tokens fed in pieces
+    and in single steps, and (`jointly`) together with another sequence, give bitwise identical
+    logits. Overwrites the first slots.
 
     Raises `ValueError` naming the layers that are not exact, or the first difference.
     """
     info, name = engine.info, type(engine.model).__name__
     draw = np.random.default_rng(0)
-    length = max(1, min(TEXT, info.max_len - DEPTH - 1))
+    length = max(1, min(length, info.max_len - DEPTH - 1))
     text = [int(token) for token in draw.integers(0, info.vocab_size, length)]
     tokens, parents, depths = [text[-1]], [-1], [0]
     while len(tokens) < NODES:
@@ -364,23 +385,15 @@ def check_exact(engine: Eager) -> None:
             depths.append(depths[parent] + 1)
     tree = TokenTree(tuple(tokens), tuple(parents))
     try:
-        operators = _Operators(engine.model)
         if isinstance(engine, Exact):
-            with torch.no_grad(), operators.watching():
-                engine.run(0, [], TokenTree.chain(text[0], ()))
-        if operators.found:
-            where, what = next(iter(operators.found.items()))
-            raise ValueError(
-                f"{name} cannot be exact: {where or name + ' itself'} computes {what} (and "
-                f"{len(operators.found) - 1} more modules such operators), whose rounding depends "
-                "on the number of rows: leave exact=False"
-            )
+            check_operators(engine, Operators(engine.model))
         engine.cache.set_length(0)
         with torch.inference_mode():
             scored = engine.run(0, text[:-1], tree).clone()
-            for at, token in enumerate(text[:-1]):  # now the prompt token by token
+            cuts = [*range(0, length - TEXT, PIECE), *range(max(0, length - TEXT), length)]
+            for at, end in pairwise(cuts):  # now the text in pieces, its last tokens one by one
                 engine.cache.set_length(at)
-                engine.run(at, [], TokenTree.chain(token, ()))
+                engine.run(at, text[at : end - 1], TokenTree.chain(text[end - 1], ()))
             for node in sorted(range(len(tree)), key=tree.path_to):  # parents stay in their slots
                 at = length - 1 + depths[node]
                 engine.cache.set_length(at)
@@ -390,6 +403,14 @@ def check_exact(engine: Eager) -> None:
                     raise ValueError(
                         f"{name} is not exact: the logits after node {node} of a tree differ from "
                         f"those of single steps by up to {error:.2g}: leave exact=False"
+                    )
+            if jointly:
+                layouts = [Layout.chain(0, text[:2]), Layout(0, text[:-1], tree)]
+                parts = [(engine.new_slots(), layout) for layout in layouts]
+                if not torch.equal(engine.call_jointly(parts)[1], scored):
+                    raise ValueError(
+                        f"{name} is not exact: the logits of a tree differ from those in a call "
+                        "with another sequence: leave exact=False"
                     )
     finally:
         engine.cache.set_length(0)

@@ -110,7 +110,7 @@ class Fused(Eager):
 
     def _altered(self) -> bool:
         now = module_facts(self.model), self.rotary.inv_freq.tolist()
-        return now != self.made or _hooked(self.model)
+        return now != self.made or is_hooked(self.model)
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
@@ -329,7 +329,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _hooked(model: nn.Module) -> bool:
+def is_hooked(model: nn.Module) -> bool:
     """Return whether a module has hooks or a replaced `forward`."""
     return any(
         module._forward_hooks
@@ -421,7 +421,7 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
     return (
         bool(layers)
-        and not _hooked(model)
+        and not is_hooked(model)
         and len(shapes) == len(eps) == 1
         and None not in eps
         and len({shape[:2] for shape in shapes} | {(info.layers[0].key_width,) * 2}) == 1

@@ -21,6 +21,8 @@ from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
 from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.exact import Exact, check_exact, make_exact
+from ouroboros.engine.exact_static import NAME as EXACT_NAME
+from ouroboros.engine.exact_static import ExactStatic, make_exact_static
 from ouroboros.engine.fused import Fused, fuse
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.masks import Layout
@@ -113,7 +115,8 @@ class CachedModel(TreeModel):
     @property
     def outdated(self) -> bool:
         """Whether exact calls are demanded of a model that has changed since it was packed."""
-        changed = self.engine if isinstance(self.engine, Fused) else self.packed
+        own = isinstance(self.engine, Fused | ExactStatic)
+        changed = self.engine if own else self.packed
         return self._demanded and changed.stale
 
     @classmethod
@@ -169,6 +172,8 @@ class CachedModel(TreeModel):
         fused = fuse(model, info, cache, **how) if self._fusible else None
         if fused is not None:
             self.engine, self.packed = fused, fused.packed
+        elif self._demanded and info.device.type == "cuda":
+            self.engine, self.engine_reason = make_exact_static(model, info, cache)
         elif self._demanded:
             self.engine = exact = Exact(model, info, cache)
             self.packed = exact.packed = make_exact(model, info)
@@ -400,10 +405,10 @@ class CachedModel(TreeModel):
         slower than captured, compiled calls (None if there is nothing)."""
         attention = self.model.config.get_text_config()._attn_implementation
         captured = getattr(self.engine, "graphs", False)
-        compiled = getattr(self.engine, "compiled", None) is not None
+        compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
         slow = "" if captured and compiled else "not captured with compiled layers"
         reasons = [self.engine_reason or slow]
-        if attention != KERNEL_NAME:
+        if attention not in (KERNEL_NAME, EXACT_NAME):
             reasons.append(f"attention is {attention}: {self.attention_reason}")
         return {
             "engine": type(self.engine).__name__.lower(),

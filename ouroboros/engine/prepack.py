@@ -62,6 +62,7 @@ class Packed:
     """
 
     joined: JoinedProduct | None = None
+    alone = False  # our kernel computes any number of rows, with weights that it laid out itself
 
     def __init__(
         self,
@@ -89,19 +90,31 @@ class Packed:
         half = weight.dtype == torch.bfloat16
         if size == expected and can_multiply(half) and not (half and weight.shape[1] % 2):
             self.address = address
+        own = self.always and weight.dtype == torch.float32 and can_multiply(False)
+        # some versions of oneDNN have another layout, and an order of additions per row count
+        if own and self.address and not _gives_the_same_bits(self.shape, weight.dtype):
+            padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
+            self.weight = padded.view(-1, COLUMNS, weight.shape[1]).mT.contiguous()
+            self.address, self.alone = self.weight.data_ptr(), True
+            use_huge_pages(self.address, self.weight.nbytes)
 
     def __reduce__(self) -> tuple:  # copies of a model are not packed
         return Packed, ()
 
     def checked(self) -> Packed:
         """Test our kernel; if its bits differ from oneDNN's, use oneDNN only. Return self."""
-        if self.address and not _gives_the_same_bits(self.shape, self.source.dtype):
+        unknown = self.address and not self.alone
+        if unknown and not _gives_the_same_bits(self.shape, self.source.dtype):
             self.address = 0
         return self
 
     def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the packed product of rows, [..., out]."""
         rows = input.numel() // input.shape[-1]
+        if self.alone and rows > MOST:
+            parts = input.reshape(rows, -1).split(MOST)
+            whole = torch.cat([self.multiply_by_kernel(part, bias) for part in parts])
+            return whole.view(*input.shape[:-1], -1)
         if self.address and rows <= MOST:
             return self.multiply_by_kernel(input, bias)
         if self.always and rows < HINT:

@@ -186,8 +186,7 @@ class Static(Eager):
             self._calls.clear()
             self._memory = None
             if self.compiled is not None:
-                how = {"backend": self.compiled.backend, "products": self.compiled.products}
-                self.compiled = CompiledLayers(self.model, **how)
+                self.compiled = CompiledLayers(self.model, **self.compiled.how)
                 addresses = weight_addresses(self.model)
         self._addresses = addresses
 

@@ -13,11 +13,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ouroboros.engine.attention import NAME
 from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache
+from ouroboros.engine.exact_static import NAME as EXACT
+from ouroboros.engine.exact_static import ExactStatic
 from ouroboros.engine.static import Static
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 LAYERS, VOCAB = 2, 64000
+MODE = FakeTensorMode()  # one for all, since samplers keep their noise
 YI_34B = LlamaConfig(
     vocab_size=VOCAB,
     hidden_size=7168,
@@ -28,11 +31,10 @@ YI_34B = LlamaConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def engine():
+@pytest.fixture(scope="module", params=[False, True], ids=["static", "exact"])
+def engine(request):
     device = torch.device("cuda", 0)
-    mode = FakeTensorMode()
-    with mode, pytest.MonkeyPatch.context() as patch:
+    with MODE, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -44,10 +46,12 @@ def engine():
                 setattr(module, name, torch.nn.Parameter(there, requires_grad=False))
             for name, own in module.named_buffers(recurse=False):
                 setattr(module, name, torch.empty_like(own, device=device))
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(EXACT if request.param else NAME)
         shape = LayerShape(8, 128, 128, torch.bfloat16, device)
         facts = ModelInfo(4096, None, None, VOCAB, device, torch.bfloat16, [shape] * LAYERS)
-        static = Static(model, facts, SlotCache(facts.layers, 1024), compiled=False)
+        how = {"backend": None} if request.param else {"compiled": False}
+        kind = ExactStatic if request.param else Static
+        static = kind(model, facts, SlotCache(facts.layers, 1024), **how)
         static.graphs = False
         patch.setattr(static, "_on_device", torch.inference_mode)
         yield static

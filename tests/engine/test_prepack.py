@@ -112,7 +112,7 @@ def test_our_kernel_gives_the_bits_of_onednn(width, columns, dtype):
     torch.manual_seed(0)
     layer = nn.Linear(width, columns, dtype=dtype)
     packed = Packed(layer.weight, always=True).checked()
-    if not packed.address:
+    if not packed.address or packed.alone:
         pytest.skip("not on this processor")
     with torch.inference_mode():
         x = torch.randn(2, 40, width).to(dtype)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny import mostly_slow
 
-from ouroboros.engine import triton_attention, triton_products
+from ouroboros.engine import triton_attention, triton_exact, triton_products
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
 from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
@@ -252,3 +252,33 @@ def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     registers, spilt = resources(found, tmp_path)
     assert found.metadata.shared <= SHARED_BYTES[90] and registers <= 255 and spilt == 0
     assert ("wgmma" in found.asm["ptx"]) == (outputs >= 64)
+
+
+EXACT = [("bf16", 2, "tf32"), ("fp16", 2, "tf32"), ("fp32", 4, "ieee")]
+
+
+@pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize(("dtype", "size", "precision"), EXACT)
+def test_exact_kernels_compile_for_devices_that_are_not_here(
+    dtype, size, precision, arch, tmp_path
+):
+    """For heads of 128, and in the tile that every row count has."""
+    own, width = f"*{dtype}", {"WIDTH": 128, "LANES": 128, "PART": triton_exact.PART}
+    found = dict.fromkeys(("sums", "tops", "totals"), "*fp32") | {"table": "*i32", "out": own}
+    types = found | dict.fromkeys(("query", "key", "value"), own) | {"scale": "fp32"}
+    slots = triton_exact.BLOCK // 2 if size == 4 else triton_exact.BLOCK
+    attend = {"GROUP": 7, "ROWS": 16, "BLOCK": slots, "HEAD": 4, "PRECISION": precision} | width
+    outputs, depth, warps, stages = triton_products.EXACT_BLOCKS[size]
+    multiply = {"ROWS": triton_products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
+    multiply |= {"scale": None, "PRECISION": precision}
+    weights = dict.fromkeys(("x", "weight", "bias", "out"), own)
+    how = {"stages": stages, "warps": warps}
+    for kernel, kinds, constants, options in (
+        (triton_exact._attend, types, attend, {"stages": 2}),
+        (triton_exact._join, found, width, {"warps": 1}),
+        (triton_products._multiply, weights, multiply, how),
+    ):
+        made = compiled(kernel, kinds, constants, arch=arch, **options)
+        registers, spilt = resources(made, tmp_path)
+        assert made.metadata.shared <= SHARED_BYTES[arch] and registers <= 255 and spilt == 0

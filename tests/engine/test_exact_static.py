@@ -1,0 +1,413 @@
+"""Exact calls on a GPU: logits have the bits of single steps, in trees, pieces and joint calls.
+
+The engine is tested on a CPU: with its two kernels replaced by torch code that computes row by row,
+and with the kernels themselves in Triton's interpreter (as tests/engine/test_triton.py is).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+from architectures import SUPPORTED, config_of
+from ouroboros.baselines import Greedy, Speculative
+from pretended_cuda import Graph, pretend
+from tiny import RandomDrafter, build, llama, noisy, prompt_of
+
+from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros.decode import begin, together
+from ouroboros.engine import compiled_layers, exact_static, triton_exact, triton_products
+from ouroboros.engine.exact import check_exact
+from ouroboros.engine.exact_static import ExactStatic, make_exact_static
+from ouroboros.engine.triton_exact import HEAD, TAILS
+from ouroboros.select import Argmax, Sampler
+from ouroboros.tree import TokenTree
+
+ON_GPU = torch.cuda.is_available()
+RUNS = triton_exact.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
+DEVICE = "cuda" if ON_GPU else "cpu"
+ROWS = 16
+NAMES = ("llama", "mistral", "gemma3_text", "qwen2", "phi", "opt")
+KERNELS = triton_exact.exact_attention, triton_products.exact_product
+INTERPRETED = pytest.param("kernels", marks=needs_triton)
+
+
+@torch.library.custom_op("ouroboros::attend_row_by_row", mutates_args=())  # so that it is captured
+def attend_row_by_row(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What the attention kernel returns."""
+    _, heads, n, width = query.shape
+    out = query.new_zeros(1, n, heads, width)
+    for row, (slab, length, straight, first, *tails) in enumerate(table[0, 0].tolist()):
+        slots = [*range(min(straight, length)), *tails[: max(0, length - straight)]][first:]
+        if slots:
+            keys, values = (
+                pool[0, :, torch.tensor(slots) + slab]
+                .float()
+                .repeat_interleave(heads // len(pool[0]), 0)
+                for pool in (key, value)
+            )
+            weights = torch.softmax(keys @ query[0, :, row, :, None].float() * scale, 1)
+            out[0, row] = (weights.mT @ values)[:, 0]
+    return out
+
+
+@attend_row_by_row.register_fake
+def _(query, key, value, table, scale):
+    return torch.empty_like(query.transpose(1, 2))
+
+
+@torch.library.custom_op("ouroboros::multiply_row_by_row", mutates_args=())
+def multiply_row_by_row(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the exact product returns."""
+    linear = torch.nn.functional.linear
+    rows = torch.stack([linear(row, weight, bias) for row in x.flatten(0, -2)])
+    return rows.view(*x.shape[:-1], -1)
+
+
+@multiply_row_by_row.register_fake
+def _(x, weight, scale=None, bias=None):
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+REFERENCE = attend_row_by_row, multiply_row_by_row
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Makes a model whose engine is that of exact calls on a GPU, with parts of 16 positions."""
+    monkeypatch.setattr(exact_static, "PART", 16)
+    monkeypatch.setattr(triton_exact, "PART", 16)
+    monkeypatch.setattr(triton_exact, "BLOCK", 16)
+    monkeypatch.setattr(exact_static, "ROWS", ROWS)
+    monkeypatch.setattr(exact_static, "padded_slots", lambda count: -(-count // 32) * 32)
+
+    monkeypatch.setattr(exact_static, "triton", object())
+
+    def make(model, how: str = "reference", *, backend=None, graphs: bool = False) -> CachedModel:
+        attend, multiply = KERNELS if how == "kernels" else REFERENCE
+        monkeypatch.setattr(exact_static, "exact_attention", attend)
+        monkeypatch.setattr(compiled_layers, "exact_product", multiply)
+        cached = CachedModel(model.to(DEVICE), engine="eager")
+        model.set_attn_implementation(exact_static.NAME)
+        engine = ExactStatic(model, cached._info, cached.cache, backend=backend)
+        engine.graphs, cached.engine = graphs, engine
+        return cached
+
+    return make
+
+
+def made(model, backend=None) -> tuple[CachedModel, str]:
+    """A model for which `make_exact_static` chose the engine, and the reason for a fallback."""
+    cached = CachedModel(model, engine="eager")
+    cached.engine, why = make_exact_static(model, cached._info, cached.cache, backend)
+    return cached, why
+
+
+def model_of(name: str, dtype: torch.dtype):
+    return build(config_of(name, SUPPORTED[name] | {"hidden_size": 32}), dtype=dtype)
+
+
+def random_tree(draw: random.Random, root: int, nodes: int) -> TokenTree:
+    parents = [-1, *(draw.randrange(max(0, node - 4), node) for node in range(1, nodes))]
+    return TokenTree((root, *(draw.randrange(13) for _ in parents[1:])), tuple(parents))
+
+
+def single_steps(model: CachedModel, tokens: list[int], count: int) -> torch.Tensor:
+    """The logits after each of the last `count` tokens, fed one by one."""
+    sequence, rows = model.new_sequence(), []
+    for end in range(len(tokens) - count + 1, len(tokens) + 1):
+        rows.append(model.score(sequence, tokens[:end], TokenTree.chain(tokens[end - 1], ())))
+        rows[-1] = rows[-1].clone()
+        model.accept(sequence, [0])
+    return torch.cat(rows)
+
+
+def different_nodes(model: CachedModel, trees: int, *, nodes: int = 24) -> int:
+    """How many nodes of random trees, after prompts fed in random pieces, have other logits than
+    the same tokens in single steps. A tree is scored in two calls, the second one extends it."""
+    draw, different = random.Random(1), 0
+    for size in range(trees):
+        prompt = prompt_of(draw.randrange(20, 32), size)
+        tree = random_tree(draw, prompt[-1], draw.randrange(3, nodes))
+        inside = model.new_sequence()
+        for cut in sorted(draw.sample(range(1, len(prompt)), 2)):
+            model.score(inside, prompt[:cut], TokenTree.chain(prompt[cut - 1], ()))
+        half = draw.randrange(1, len(tree))
+        first = TokenTree(tree.tokens[:half], tree.parents[:half])
+        scored = [model.score(inside, prompt, first).clone()]
+        rest = tree.with_logits_at(range(half, len(tree)))
+        scored = torch.cat([*scored, model.score(inside, prompt, rest)])
+        for leaf in set(range(len(tree))) - {*tree.parents}:
+            path = tree.path_to(leaf)
+            text = prompt[:-1] + [tree.tokens[node] for node in path]
+            model.empty()
+            singles = single_steps(model, text, len(path))
+            different += sum(
+                not torch.equal(single, scored[node])
+                for node, single in zip(path, singles, strict=True)
+            )
+    return different
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_has_the_bits_of_single_steps(exact, name, dtype):
+    assert different_nodes(exact(model_of(name, dtype)), 3) == 0
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_node_has_the_bits_of_single_steps_with_the_kernels(exact, name, dtype):
+    assert different_nodes(exact(model_of(name, dtype), "kernels"), 1, nodes=9) == 0
+
+
+@pytest.mark.parametrize("how", ["reference", INTERPRETED])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_logits_are_those_of_eager_calls(exact, name, how):
+    target = exact(model_of(name, torch.float32), how)
+    eager = CachedModel(model_of(name, torch.float32).to(DEVICE), engine="eager")
+    prompt, draw = prompt_of(25), random.Random(2)
+    tree = random_tree(draw, prompt[-1], 12)
+    found, right = (one.score(one.new_sequence(), prompt, tree) for one in (target, eager))
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["reference", INTERPRETED])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_sequence_of_a_joint_call_has_the_bits_of_single_steps(exact, name, how):
+    model, draw = exact(model_of(name, torch.float32), how), random.Random(3)
+    texts = [prompt_of(length, length) for length in (3, 27, 9)]
+    trees = [
+        random_tree(draw, text[-1], nodes) for text, nodes in zip(texts, (9, 2, 5), strict=True)
+    ]
+    calls = [(model.new_sequence(), *one) for one in zip(texts, trees, strict=True)]
+    joint = [rows.clone() for rows in model.score_together(calls)]
+    for text, tree, rows in zip(texts, trees, joint, strict=True):
+        path = tree.path_to(len(tree) - 1)
+        steps = single_steps(model, text[:-1] + [tree.tokens[node] for node in path], len(path))
+        assert torch.equal(steps, rows[path])
+
+
+def test_a_deep_tree_of_more_rows_than_a_call_has_the_bits_of_single_steps(exact):
+    """Its last node has more ancestors than slots in the table of one part."""
+    model, prompt = exact(model_of("llama", torch.float32)), prompt_of(4)
+    parents = (-1, 0, *(0 if node == 2 else node - 1 for node in range(2, 3 * ROWS)))
+    tree = TokenTree((prompt[-1], *(3 + node % 9 for node in range(1, 3 * ROWS))), parents)
+    path = tree.path_to(len(tree) - 1)
+    assert len(path) > 2 * TAILS
+    scored = model.score(model.new_sequence(), prompt, tree).clone()
+    steps = single_steps(model, prompt[:-1] + [tree.tokens[node] for node in path], len(path))
+    assert torch.equal(steps, scored[path])
+
+
+@pytest.mark.parametrize("choose", [Argmax(), Sampler(temperature=0.8, seed=3)], ids=["0", "0.8"])
+@pytest.mark.parametrize("backend", [None, "eager"], ids=["captured", "compiled"])
+def test_every_decoder_writes_the_text_of_plain_decoding_by_replayed_graphs(
+    exact, monkeypatch, backend, choose
+):
+    """In bfloat16, alone and in batches."""
+    pretend(monkeypatch)
+    monkeypatch.setattr("ouroboros.select._best", lambda scores: scores.argmax(-1))  # not NumPy's
+    model = llama(dtype=torch.bfloat16, num_hidden_layers=2, hidden_size=32)
+    draft = CachedModel(noisy(model), engine="eager")
+    target, prompts = exact(model, backend=backend, graphs=True), [prompt_of(n, n) for n in (9, 2)]
+    target.engine.captures_jointly = True
+    plain = [decode(target, Greedy(), one, max_new=30, choose=choose).tokens for one in prompts]
+    graphs = dict(target.engine._calls)
+    kinds = [
+        lambda: RandomDrafter(plain[0], seed=1, hit=0.7),
+        lambda: Speculative(draft, gamma=4),
+        lambda: Ouroboros(draft),
+    ]
+    for kind in kinds:
+        text = decode(target, kind(), prompts[0], max_new=30, choose=choose).tokens
+        assert text == plain[0]
+    assert target.engine._calls == graphs and Graph.streams  # a size more would be one more
+    rows = [begin(target, kinds[at](), prompts[at], max_new=30, choose=choose) for at in (0, 1)]
+    for _ in together(iter(rows), 2):
+        pass
+    assert [row.trace.tokens for row in rows] == plain
+
+
+def test_prepare_captures_every_shape_up_to_a_context(exact, monkeypatch):
+    pretend(monkeypatch)
+    model = llama(dtype=torch.float32, max_position_embeddings=1024)
+    target = exact(model, graphs=True)
+    target.prepare(200, rows=2)
+    made = dict(target.engine._calls)
+    assert {whole for _, whole in made} == {False, True}
+    for length in (1, 190):
+        target.score(
+            target.new_sequence(), prompt_of(length), TokenTree.chain(prompt_of(length)[-1], (3, 4))
+        )
+    assert target.engine._calls == made
+
+
+def test_the_check_at_load_finds_each_order_that_depends_on_the_rows(exact, monkeypatch):
+    """Parts, blocks and tiles that follow the number of rows; tails out of order."""
+    for broken in ("attention", "product", "tails"):
+        target = exact(model_of("llama", torch.float32))
+        check_exact(target.engine, 40)
+        attend, multiply = exact_static.exact_attention, compiled_layers.exact_product
+
+        def split(query, key, value, table, scale, attend=attend):
+            wide = int((table[..., 1] > 0).sum()) > 1
+            return attend(query * (1 + 1e-6 * wide), key, value, table, scale)
+
+        def turned(query, key, value, table, scale, attend=attend):
+            table = table.clone()
+            wide = (table[..., 1] - table[..., 2] > 1)[..., None]
+            swapped = table[..., [*range(HEAD), HEAD + 1, HEAD, *range(HEAD + 2, table.shape[-1])]]
+            return attend(query, key, value, torch.where(wide, swapped, table), scale)
+
+        def tiled(x, weight, scale=None, bias=None, multiply=multiply):
+            half = x.shape[-1] // 2 * bool(x[0, 1:].ne(x[0, -1]).any())
+            left, right = x[..., :half], x[..., half:]
+            out = multiply(right, weight[:, half:].contiguous(), scale, bias)
+            return out + multiply(left, weight[:, :half].contiguous()) if half else out
+
+        if broken == "product":
+            monkeypatch.setattr(compiled_layers, "exact_product", tiled)
+        else:
+            own = split if broken == "attention" else turned
+            monkeypatch.setattr(exact_static, "exact_attention", own)
+        engine = ExactStatic(target.model, target._info, target.cache, backend=None)
+        with pytest.raises(ValueError, match="is not exact: the logits after node"):
+            check_exact(engine, 40)
+
+
+def test_an_engine_is_made_with_compiled_layers_or_without_and_a_reason(exact):
+    exact(model_of("llama", torch.float32))
+    cached, why = made(model_of("llama", torch.bfloat16), "eager")
+    assert cached.engine.compiled.compiled and why == "" and different_nodes(cached, 1) == 0
+
+    torch._dynamo.reset()  # else the compiled code of the first model serves the second one
+
+    def fails(*_):
+        raise RuntimeError("no compiler")
+
+    cached, why = made(model_of("llama", torch.float32), fails)
+    assert not cached.engine.compiled.compiled and "'fails' raised" in why
+    assert different_nodes(cached, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gpt2", "c_attn computes addmm"),
+        ("mixtral", "mlp.gate computes"),
+        ("gpt_oss", "no s_aux"),
+        ("gemma2", "no softcap"),
+        ("gptj", "its attention cannot be replaced"),
+        ("deepseek_v3", "the widths of its keys and values"),
+    ],
+)
+def test_models_that_cannot_be_exact_are_refused_by_name(exact, name, reason):
+    exact(llama(dtype=torch.float32))
+    with pytest.raises(ValueError, match=reason):
+        made(model_of(name, torch.float32))
+
+
+def test_other_dtypes_and_hooked_models_are_refused(exact):
+    exact(llama(dtype=torch.float32))
+    with pytest.raises(ValueError, match="float64 is not supported"):
+        made(llama())
+    model = llama(dtype=torch.float32)
+    model.lm_head.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="its modules have hooks"):
+        made(model)
+
+
+def test_a_model_on_a_gpu_gets_this_engine_and_what_changes_is_noticed(exact, monkeypatch):
+    """A GPU by name only. New weights are followed, other modules are refused."""
+    exact(llama(dtype=torch.float32))
+    model = model_of("llama", torch.float32)
+    target, asked = CachedModel(model, engine="eager"), []
+
+    def make(model, info, cache):
+        asked.append(info.device.type)
+        return make_exact_static(model, target.engine.info, cache, None)
+
+    monkeypatch.setattr("ouroboros.engine.model.make_exact_static", make)
+    device = torch.device("cuda")
+    target._demanded, target._info = True, dataclasses.replace(target._info, device=device)
+    target.prepack()
+    assert asked == ["cuda"] and target.exact and not target.outdated
+    assert different_nodes(target, 1) == 0
+    prompt = prompt_of(5)
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    after = decode(target, Greedy(), prompt, max_new=9).tokens
+    assert after == decode(CachedModel(model, engine="eager"), Greedy(), prompt, max_new=9).tokens
+    model.set_attn_implementation(exact_static.NAME)
+    model.model.norm.variance_epsilon = 0.1
+    with pytest.raises(ValueError, match=r"call prepack\(\)"):
+        decode(target, Greedy(), prompt, max_new=9)
+    assert target.outdated
+    target.prepack()
+    assert different_nodes(target, 1) == 0
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 128), (3, 3, 80), (40, 1, 256)])
+def test_attention_has_the_same_bits_whatever_else_the_call_has(heads, kv_heads, width, dtype):
+    """Alone, among other rows, and with a longer table; they are those of torch up to rounding."""
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=draw).to(DEVICE, dtype)
+
+    pools = normal(1, kv_heads, 900, width), normal(1, kv_heads, 900, width)
+    query = normal(1, 5, heads, width).transpose(1, 2)
+    table = torch.zeros(1, 1, 5, HEAD + 4 * TAILS, dtype=torch.int32)
+    for row, start in enumerate(
+        [(100, 700, 690, 0), (7, 300, 290, 270), (0, 1, 1, 0), (0, 65, 60, 3)]
+    ):
+        table[0, 0, row, :HEAD] = torch.tensor(start)
+        table[0, 0, row, HEAD : HEAD + 10] = 700 + torch.randperm(90, generator=draw)[:10]
+    together = triton_exact.exact_attention(query, *pools, table.to(DEVICE), 0.3)
+    right = attend_row_by_row(query.double(), *(x.double() for x in pools), table, 0.3)
+    assert (together - right).norm() / right.norm() < (1e-5 if dtype == torch.float32 else 1e-2)
+    longer = torch.nn.functional.pad(table, (0, TAILS)).to(DEVICE)
+    for row in range(5):
+        own = slice(row, row + 1)
+        alone = triton_exact.exact_attention(query[:, :, own], *pools, longer[:, :, own], 0.3)
+        assert torch.equal(alone[0, 0], together[0, row])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+def test_a_row_of_a_product_has_the_same_bits_among_any_rows(int8, dtype):
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(130, 300, generator=draw), torch.randn(70, 300, generator=draw)
+    x, weight, scale = x.to(DEVICE, dtype), weight.to(DEVICE, dtype), None
+    if int8:
+        weight, scale = (20 * weight).to(torch.int8), torch.ones(70, dtype=dtype, device=DEVICE)
+    whole = triton_products.exact_product(x, weight, scale)
+    for rows in ([0], [129], [63, 64, 5], range(100)):
+        few = triton_products.exact_product(x[[*rows]], weight, scale)
+        assert torch.equal(few, whole[[*rows]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_has_the_bits_of_single_steps_on_a_gpu(name, dtype):
+    model = build(config_of(name, SUPPORTED[name] | {"hidden_size": 128}), dtype=dtype).cuda()
+    target = CachedModel(model, exact=True)
+    assert target.engine.graphs and target.engine_reason == ""
+    assert different_nodes(target, 20) == 0
