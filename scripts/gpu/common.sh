@@ -49,7 +49,8 @@ fi
 # shapes TARGET DRAFT: an override with stand-in shapes that fit this machine, fewer layers if need be
 shapes() {
   if [ -n "${REHEARSE:-}${DRY:-}" ]; then
-    echo "model.standin={target:cpu-target${2:+,draft:cpu-draft}}"
+    local draft=${2:+cpu-draft}
+    echo "model.standin={target:cpu-target,draft:${draft:-null}}"
   else
     "$PYTHON" scripts/gpu/shapes.py "$@"
   fi

@@ -3,7 +3,8 @@
     python scripts/gpu/shapes.py yi-34b yi-6b --context 2048
 
 prints the override for `ouroboros bench`: model.standin={target:yi-34b,draft:yi-6b}, or with 90, 80
-or 70 % of both models' layers. Exits with 1 if not even these fit. Nothing is loaded.
+or 70 % of both models' layers; draft:null for a target alone. Exits with 1 if not even these fit.
+Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -63,5 +64,5 @@ if __name__ == "__main__":
     found = fitting(args.shapes, context=args.context, memory_bytes=memory_bytes)
     if found is None:
         raise SystemExit(f"{' and '.join(args.shapes)} do not fit in this machine's memory")
-    named = (f"{role}:{name}" for role, name in zip(ROLES, found, strict=False))
+    named = (f"{role}:{name}" for role, name in zip(ROLES, [*found, "null"], strict=False))
     print("model.standin={" + ",".join(named) + "}")

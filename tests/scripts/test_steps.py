@@ -11,6 +11,7 @@ import tarfile
 import pytest
 from composing import ROOT, composed
 
+from ouroboros.bench.run.pair import PairSpec
 from ouroboros.cli.main import COMMANDS
 
 ALL = ROOT / "scripts" / "reproduce" / "all.sh"
@@ -127,6 +128,7 @@ def test_every_scripts_commands_are_accepted(script):
     found = commands(*script)
     named = getattr(script[-1], "stem", script[-1])
     assert found or named in ("call_times", "host", "lm_eval", "preflight", "real_text")
+    found += commands(*script, REHEARSE="1") * (script[0] in GPU)
     assert {words[0] for words in found} <= COMMANDS.keys(), found
     left_out = re.compile(r"hydra\.mode=RUN|results_dir=")
     distinct = {  # commands that differ in a number or a folder are tried once
@@ -136,7 +138,7 @@ def test_every_scripts_commands_are_accepted(script):
     }
     for words in distinct.values():
         options = [word for word in words[1:] if word != "hydra.mode=RUN"]
-        composed(*options, name=CONFIGS[words[0]])
+        PairSpec.from_mapping(composed(*options, name=CONFIGS[words[0]])["model"])
 
 
 @pytest.mark.parametrize("found", ["model.engine=tuned draft_weights=int8\n", "\n"])

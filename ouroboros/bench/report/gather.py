@@ -63,7 +63,7 @@ class Measured:
             pair = " + ".join(n.split("/")[-1] for n in (target, model.get("draft")) if n)
         models, nature = f"{pair} pair", "model"
         if standin:
-            models += f" as a stand-in, shapes {standin['target']} / {standin['draft']}"
+            models += " as a stand-in, shapes " + " / ".join(filter(None, standin.values()))
         if published and ships:
             models, nature = f"{models} (a rehearsal)", "rehearsal"
 

@@ -86,6 +86,7 @@ def test_the_title_counts_what_was_measured():
         ({"quantised": {"draft": "quanto int8"}}, "float32, draft quanto int8"),
         ({"engines": {"target": {"engine": "static"}}}, "float32, static engine"),
         ({"standin": {"target": "x", "draft": "y"}}, "as a stand-in, shapes x / y"),
+        ({"standin": {"target": "x", "draft": None}}, "as a stand-in, shapes x ·"),
     ],
 )
 def test_titles_name_the_models_and_their_arithmetic(model, words):
