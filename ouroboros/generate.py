@@ -423,8 +423,8 @@ def _check_supported(config: GenerationConfig) -> None:
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
     """Return the prompts of a batch, without their left padding.
 
-    Raises `ValueError` for padding anywhere else, and naming the first model input that would have
-    no effect.
+    Raises `ValueError` for padding anywhere else, and for the first of `inputs` that this library
+    does not support.
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()

@@ -69,7 +69,8 @@ def check_arguments(config: Mapping, what: str) -> None:
 
 
 def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str:
-    """Return an error's text on an unknown name: the nearest of all names, and the list `known`."""
+    """Return the text of an error about an unknown name: it suggests the closest name in `known`
+    and `similar`, and lists `known`."""
     known = list(known)
     near = get_close_matches(name, [*known, *similar], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""

@@ -21,8 +21,8 @@ def plain_logits(
 ) -> torch.Tensor:
     """Return the logits from which each new token is chosen, [len(new), vocab] float64.
 
-    The prompt is fed in one call, the new tokens in calls of `rows` tokens. If `rows` is len(new)
-    or more, all are fed in one call. The last new token is not fed.
+    The prompt is fed in one call, the new tokens but the last in calls of `rows` tokens. If `rows`
+    is at least their number, prompt and new tokens are fed in one call.
     """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)

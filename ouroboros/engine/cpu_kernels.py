@@ -380,7 +380,9 @@ class Kernels(NamedTuple):
     keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
     `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
     `multiply`(n, width, columns, rows, weight, bias, out): a linear layer with packed weights.
-    `decode`: the whole model, as called by `fused.FewRows`. Both need AVX-512, else they are None.
+    `decode`: the whole model, as called by `fused.FewRows`.
+
+    Without AVX-512, `multiply` and `decode` are None.
 
     `eps` and `scale` are float32 values, passed as their bits.
     """

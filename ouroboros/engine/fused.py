@@ -371,9 +371,9 @@ def _layer(module: Any) -> DecoderLayer:
 def fuse(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool, timed: bool
 ) -> Fused | None:
-    """Pack a model's linear layers and return the engine for it. Return None if the model is not
-    built like Llama, if its calls turn out not to be exact, or (if `timed`) if packed weights are
-    slower here. Overwrites the first slots."""
+    """Pack a model's linear layers and return an engine that calls kernels. Return None if the
+    model is not built like Llama, if its calls turn out not to be exact, or (if `timed`) if packed
+    weights are slower here. `demanded`: see `Fused`. Test calls overwrite the first slots."""
     if not _is_llama_like(model, info):
         return None
     try:

@@ -25,8 +25,8 @@ SERVED: set[str] = set()  # names of the attention functions that support joint 
 
 
 class Share(NamedTuple):
-    """One sequence in a joint call: its slots, its layout, the range of its tokens in the row, and
-    its attention mask (one for all layers, or a dict by layer type)."""
+    """One sequence in a joint call: its slots, its layout, which of the call's tokens are its own,
+    and its attention mask (one for all layers, or a dict by layer type)."""
 
     slots: SlotCache
     layout: Layout
@@ -79,7 +79,7 @@ class JointCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the smallest number of slots in use: 0 if a sequence begins in this call."""
+        """Return how many tokens the shortest sequence has cached: 0 if one begins in this call."""
         return min(share.layout.base for share in self.shares)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

@@ -214,8 +214,8 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
 
 
 def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
-    """Return the layer shapes of a KV cache of `count` tokens. Raises `ValueError` if a layer
-    caches anything else."""
+    """Return the layer shapes of a KV cache of `count` tokens. Raises `ValueError`, with the
+    model's `name`, if a layer caches anything but a key and a value for each token."""
     shapes = []
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

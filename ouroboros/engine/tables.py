@@ -1,14 +1,16 @@
 """Pack the inputs of a captured joint call, with a table in place of the attention mask.
 
-Each sequence has a slab of consecutive slots in the shared pools. Row i of the table (int32)
-describes token i to the attention kernel; entries 1 and 2 are counted from the slab's first slot:
+Each sequence has a slab of consecutive slots in the shared pools. Its *columns* are its cached tree
+nodes and fed tokens; the slots before them hold the context. A *block* is a range of tokens of one
+sequence that one program of the attention kernel handles. Row i of the table (int32) describes
+token i to the kernel; entries 1 and 2 are counted from the slab's first slot:
 
     0  the slab's first slot               3      the number of columns
-    1  the first slot attended to          4, 5   block i: its first token, its number of tokens
-    2  the slot of the first column        6 ...  the mask over the columns, one bit each
+    1  the first slot attended to          6 ...  the mask over the columns, one bit each
+    2  the slot of the first column
 
-Columns are the sequence's cached tree nodes and fed tokens; slots before them hold the context. A
-block is a range of tokens of one sequence that one program of the kernel handles.
+Entries 4 and 5 of row i do not concern token i: they are block i's first token and its number of
+tokens.
 """
 
 from __future__ import annotations

@@ -106,11 +106,12 @@ def tune(
     """Tune every decoder with each machine's costs on texts from `record`; return a report and the
     best settings by decoder and machine.
 
-    On the `first` texts of each item of `on`, each decoder tries its configured settings and random
-    ones, `trials` in all, and then a coordinate search from the best; the finalists are compared on
-    all texts. The report shows how much slower than the best the configured settings are
-    ("regret"), and the best settings of each other machine. Finished searches are saved in the
-    folder `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
+    On the `first` texts (None: all) of each item of `on`, each decoder tries its configured
+    settings and random ones, `trials` in all, and then a coordinate search from the best; the
+    finalists are compared on all texts. For each machine, the report shows how much slower than
+    its best settings are the configured ones ("regret") and those that are best for another
+    machine. Finished searches are saved in the folder `results` and skipped on a rerun; `about`
+    (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

@@ -199,8 +199,8 @@ def tries_per_position(steps: Frame) -> list[int]:
 
 
 def acceptance_rate_per_position(steps: Frame) -> list[float]:
-    """Return, at index k - 1, the share of steps that accepted k tokens among those that drafted k
-    or more."""
+    """Return, at index k - 1: of the steps that drafted at least k tokens, the share that accepted
+    at least k."""
     accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
     return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
 
@@ -380,7 +380,7 @@ METRICS = Registry(
            "Accepted / drafted tokens; of a tree, only the deepest branch counts as drafted.",
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
-           "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM).",
+           "Of the steps that drafted at least k tokens, the share that accepted them (as vLLM).",
            pooled="per position", scalar=False),
     Metric("tries_per_position", "tries by position", tries_per_position,
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",

@@ -146,8 +146,9 @@ class TreeGrower:
     def add_rankings(
         self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray
     ) -> TokenTree | None:
-        """Store the draft model's rankings after the tree's `logit_nodes`, each [nodes, ranks];
-        return the next tree to score, or None. Raises `ValueError` for more than RANKS ranks."""
+        """Store the draft model's best tokens after each of the tree's `logit_nodes`, with their
+        scores and probabilities (see `Ranked`), [nodes, ranks] each; return the next tree to score,
+        or None. Raises `ValueError` for more than RANKS ranks."""
         if ids.shape[1] > state.RANKS:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {state.RANKS}")
         self._reserve(0, int(ids.max()))

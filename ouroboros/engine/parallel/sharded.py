@@ -39,9 +39,9 @@ RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
-    """A sequence on several ranks. Rank r has cached its first `cached[r]` tokens; `tail` has the
-    following tokens that only other ranks have cached. `whole` is the tree last scored, `parts` are
-    its subtrees, one per rank."""
+    """A sequence on several ranks. Rank r has cached the sequence's first `cached[r]` tokens;
+    `tail` has the tokens after those of this rank, which only other ranks have cached. `whole` is
+    the tree last scored, `parts` are its subtrees, one per rank."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
