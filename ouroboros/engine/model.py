@@ -115,8 +115,8 @@ class CachedModel(TreeModel):
     @property
     def outdated(self) -> bool:
         """Whether exact calls are demanded of a model that has changed since it was packed."""
-        own = isinstance(self.engine, Fused | ExactStatic)
-        changed = self.engine if own else self.packed
+        engine = self.engine
+        changed = engine if isinstance(engine, Fused | ExactStatic) else self.packed
         return self._demanded and changed.stale
 
     @classmethod

@@ -78,8 +78,8 @@ def unpack_jointly(
     """Return views of the inputs packed in `words`: ids, rows, positions and slots [size], and the
     tables as masks to pass to the model, [1, 1, size, entries] each (None: as packed here)."""
     ids, rows, positions, slots = words[: 4 * size].view(4, size)
-    tables, size, usual = _table_shape(info, size)
-    shape = tables, size, entries or usual
+    count, size, usual = _table_shape(info, size)
+    shape = count, size, entries or usual
     tables = words[4 * size :].view(torch.int32)[: math.prod(shape)].view(shape)[:, None, None]
     masks: Masks = tables[0]
     if info.layer_types is not None:
