@@ -21,7 +21,7 @@ bench: $(INSTALLED)
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(QUICK) $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engine/test_triton.py tests/engine/test_exact_static.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(QUICK) tests/engine/test_triton.py tests/engine/test_exact_static.py
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .

@@ -67,6 +67,7 @@ class Processed(TokenSelector):
         self.processors = LogitsProcessorList([_of_row(p, row) for p in processors])
         functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in self.processors)
         self._constraints = [own for own in functions if isinstance(own, Constraint)]
+        self._encoder = [own for own in self.processors if "encoder_input_ids" in vars(own)]
         self.vocab = vocab
         self.padding = padding
         self.temperature = choose.temperature * combined_temperature(processors)
@@ -92,6 +93,8 @@ class Processed(TokenSelector):
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)
+            for own in self._encoder:  # transformers 5.17 processes as many rows as these have
+                own.encoder_input_ids = own.encoder_input_ids[:1].expand(len(among), -1)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
         return out[:, :width]
 

@@ -33,7 +33,8 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 ROWS = 16
 NAMES = ("llama", "mistral", "gemma3_text", "qwen2", "phi", "opt")
 KERNELS = triton_exact.exact_attention, triton_products.exact_product
-INTERPRETED = pytest.param("kernels", marks=needs_triton)
+QUICK = [] if ON_GPU else [pytest.mark.slow]  # the interpreter takes minutes for a model
+INTERPRETED = pytest.param("kernels", marks=[needs_triton, *QUICK])
 
 
 @torch.library.custom_op("ouroboros::attend_row_by_row", mutates_args=())  # so that it is captured
@@ -166,11 +167,11 @@ def test_a_node_has_the_bits_of_single_steps(exact, name, dtype):
     assert different_nodes(exact(model_of(name, dtype)), 3) == 0
 
 
-@needs_triton
+@pytest.mark.parametrize("how", [INTERPRETED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_a_node_has_the_bits_of_single_steps_with_the_kernels(exact, name, dtype):
-    assert different_nodes(exact(model_of(name, dtype), "kernels"), 1, nodes=9) == 0
+def test_a_node_has_the_bits_of_single_steps_with_the_kernels(exact, name, dtype, how):
+    assert different_nodes(exact(model_of(name, dtype), how), 1, nodes=9) == 0
 
 
 @pytest.mark.parametrize("how", ["reference", INTERPRETED])
