@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
-# Every stage, the most important first; one that fails is named at the end and the others run.
-cd "$(dirname "$0")" || exit 1
+# Every stage, the most important first; one that fails is named at the end and the others run. Stops
+# after a failed preflight, unless only `floor` failed: costs.sh shows why calls are slow.
+cd "$(dirname "$0")/../.." || exit 1
+CHECKS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}/preflight/checks.json
+only_floor() { # the one check that failed is `floor`
+  [ "$(grep -sB1 '"passed": false' "$CHECKS" | grep -o '"name": .*"')" = '"name": "floor"' ]
+}
 failed=()
-for stage in preflight "headline 0.8" costs "headline 0.8 gains" headline "headline 0 gains" correct sweep pairs; do
+for stage in preflight "headline 0.8" costs "headline 0.8 gains" headline correct "headline 0 gains" sweep pairs; do
   set -- $stage
-  bash $1.sh ${@:2}
+  bash scripts/gpu/$1.sh ${@:2}
   case $? in
     0) ;;
     130) exit 130 ;;
     *) failed+=("$stage") ;;
   esac
+  if [ "${failed[*]}" = preflight ] && [ $1 = preflight ] && ! only_floor; then
+    echo "preflight failed: mend what is named above, then run this again" >&2
+    exit 1
+  fi
 done
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT, EXTRA = "ouroboros-decoding", "bench"
+TESTS = ("pytest", "hypothesis")  # for the tests in correct.sh
 FOLDER = Path("build", "gpu")
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
@@ -35,6 +36,7 @@ HAS = frozenset(
         *("numba", "llvmlite", "pandas", "matplotlib", "scipy", "jinja2", "markupsafe", "psutil"),
         *("nvidia-ml-py", "hypothesis", "tqdm", "pyyaml", "packaging", "click", "joblib", "regex"),
         *("rich", "tabulate", "sacrebleu", "portalocker", "colorama", "lxml", "absl-py", "six"),
+        *("pygments", "sortedcontainers", "attrs"),
     )
 )
 """Packages on the machine; their dependencies are there too."""
@@ -60,12 +62,12 @@ def carried(
 ) -> list[str]:
     """Return the names of the distributions to transfer to the GPU machine.
 
-    These are all direct and indirect dependencies of the project and its extra, except those that
-    the machine has (`has`) and those that no stage needs (`LEFT`). Raises `PackageNotFoundError` if
-    one is not installed here.
+    These are all direct and indirect dependencies of the project and its extra, and `TESTS` with
+    theirs, except those that the machine has (`has`) and those that no stage needs (`LEFT`).
+    Raises `PackageNotFoundError` if one is not installed here.
     """
-    found: set[str] = set()
-    waiting = [(PROJECT, EXTRA)]
+    found = {name for name in TESTS if name not in has}
+    waiting = [(PROJECT, EXTRA), *((name, "") for name in found)]
     while waiting:
         name, extra = waiting.pop()
         for line in needs(name) or ():

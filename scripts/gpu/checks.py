@@ -5,9 +5,9 @@
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight: versions, numba, the attention kernel against float64, whether both models use captured
-graphs and compiled layers, and whether a call of one node is as close to its bandwidth floor as
-goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the time). Correct:
+Preflight: versions, numba, pytest, the attention kernel against float64, whether both models use
+captured graphs and compiled layers, and whether a call of one node is as close to its bandwidth
+floor as goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the time). Correct:
 attention, and both engines against each other. Lossless: no BUG, no failed sample and, in float32,
 no text that differs from greedy's. Equal: the text of every decoder, transformers' too, is greedy's
 up to numeric ties. One line on stderr per check; OUT/checks.json has the figures; the exit code is
@@ -25,13 +25,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from goals import FLOOR_SHARES
-from shapes import load_shapes
+from shapes import NO_GPU, load_shapes
 from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.audit.reference_forward import plain_logits, recast
@@ -260,9 +261,22 @@ def drafter_compiles() -> Check:
     return Check("numba", True, {"seconds": time.perf_counter() - started})
 
 
+def tests_run() -> Check:
+    """Check that the packages that the tests in correct.sh need are installed."""
+    return Check("tests", True, {name: version(name) for name in ("pytest", "hypothesis")})
+
+
+def require_gpu(args: argparse.Namespace) -> None:
+    """Exit unless there is a GPU or this is a rehearsal."""
+    if not args.small and args.device.type != "cuda":
+        raise SystemExit(NO_GPU)
+
+
 def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
+    require_gpu(args)
     run("versions", lambda: Check("versions", True, provenance()["versions"]))
     run("numba", drafter_compiles)
+    run("tests", tests_run)
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
     run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])
     pair = load_shapes(args.shapes, small=args.small)
@@ -272,6 +286,7 @@ def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
 
 
 def correct(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
+    require_gpu(args)
     grid = {"layouts": sizes.layouts, "nodes": sizes.attention_nodes, "slots": sizes.slots}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype)[6:]

@@ -20,9 +20,10 @@ SITE=${SITE:-$PWD/build/site}
 # make the checkout the package.
 export PYTHONPATH=$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ -z "${DRY:-}" ]; then
-  if ! "$PYTHON" -c "import hydra, ouroboros.conf" 2>/dev/null; then
+  if ! "$PYTHON" -c "import hydra, ouroboros.conf, pytest" 2>/dev/null; then
     compgen -G 'build/gpu/*.whl' >/dev/null || {
-      echo "no hydra-core here and no wheels in build/gpu: send that folder too (git ignores it)" >&2
+      echo "no hydra-core or no pytest here, and no wheels in build/gpu: send that folder too (git ignores" \
+        "it), or install with make .venv/developed" >&2
       exit 1
     }
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-cache-dir --upgrade --target "$SITE" \

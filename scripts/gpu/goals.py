@@ -1,11 +1,12 @@
 """Compare a timed run on a GPU with its goals: measured values, bounds, and whether they are met.
 
-    python scripts/gpu/goals.py results/local/gpu/headline_t*/all
+    python scripts/gpu/goals.py results/local/gpu/headline_t*/{pairs,all}
 
 writes goals.md into each folder, from its run, the call times in headline_costs (after gains:
 headline_costs_gains) and the idle share in costs/kernel_times.json, if costs.sh has run. Goals are
-not judged if the figure is unavailable (None) or has no bound, in a rehearsal (`--rehearsal`), or
-if the run's models fell back to slow calls; speedups over greedy only if its text repeats little.
+not judged if the figure is unavailable (None) or has no bound, in a rehearsal (`--rehearsal`), if
+the run is unfinished or has no file `equal` (its texts were compared with greedy's), or if its
+models fell back to slow calls; speedups over greedy only if its text repeats little.
 """
 
 from __future__ import annotations
@@ -153,11 +154,15 @@ def main(words: Sequence[str] | None = None) -> None:
         costs = Costs.load(stage.with_name(f"headline_costs{gains}") / "costs.json")
         kernel_times = stage.with_name("costs") / "kernel_times.json"
         idle = json.loads(kernel_times.read_text())["idle_share"] if kernel_times.exists() else None
-        engines = folder.load_run()["model"]["engines"]
+        run = folder.load_run()
+        engines = run["model"]["engines"]
         fallbacks = [f"{r}: {own['fallback']}" for r, own in engines.items() if own["fallback"]]
-        judged = not fallbacks and not args.rehearsal
+        compared = run["status"] == "finished" and (folder.path / "equal").exists()
+        judged = compared and not fallbacks and not args.rehearsal
         found = goals(folder.load_samples(), costs, judged=judged, idle=idle)
         verdicts = {True: "reached", False: "missed", None: "not judged"}
+        if not compared:
+            verdicts[None] += ": the texts were not compared"
         frame = pd.DataFrame(asdict(goal) | {"passed": verdicts[goal.passed]} for goal in found)
         frame["name"] = frame["name"].str.replace("_", " ")
         notes = "".join(f"\n\nNot as it should be measured: {reason}" for reason in fallbacks)

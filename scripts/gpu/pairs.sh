@@ -4,7 +4,7 @@
 source "$(dirname "$0")/common.sh"
 pair() { # pair NAME EXPERIMENT TARGET DRAFT [OPTION...]
   local name=$1 experiment=$2 override
-  override=$(shapes $3 $4) || return 0
+  override=$(shapes $3 $4) || { [ $? = 3 ] && return 0 || exit 1; } # 3: they do not fit
   shift 4
   measure pairs/$name bench $experiment "$@" model=reference task.limit=2 max_new=64 audit=none \
     $SMALL "$override"

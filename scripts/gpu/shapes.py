@@ -3,8 +3,8 @@
     python scripts/gpu/shapes.py yi-34b yi-6b --context 2048
 
 prints the override for `ouroboros bench`: model.standin={target:yi-34b,draft:yi-6b}, or with 90, 80
-or 70 % of both models' layers; draft:null for a target alone. Exits with 1 if not even these fit.
-Nothing is loaded.
+or 70 % of both models' layers; draft:null for a target alone. Exits with 3 if not even these fit,
+and with 1 if there is no GPU. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import psutil
 import torch
 
 from ouroboros import standin
@@ -21,6 +20,7 @@ from ouroboros.engine.static import NODES, padded_slots
 from ouroboros.tuning.footprint import footprint_of
 
 ROLES = ("target", "draft")
+NO_GPU = "error: no GPU: torch.cuda.is_available() is False (REHEARSE=1 rehearses on a CPU)"
 SHARES = (1, 0.9, 0.8, 0.7)
 WORKSPACE_BYTES = 2 << 30  # graph pools, logits of both models, cuBLAS, the driver
 CACHE_COPIES = 2  # a cache that grows is copied
@@ -58,11 +58,11 @@ if __name__ == "__main__":
     parser.add_argument("shapes", nargs="+", help="of the target and perhaps a draft")
     parser.add_argument("--context", type=int, default=2048)
     args = parser.parse_args()
-    memory_bytes = psutil.virtual_memory().total
-    if torch.cuda.is_available():
-        memory_bytes = torch.cuda.mem_get_info()[1]
+    if not torch.cuda.is_available():
+        raise SystemExit(NO_GPU)
+    memory_bytes = torch.cuda.mem_get_info()[1]
     found = fitting(args.shapes, context=args.context, memory_bytes=memory_bytes)
     if found is None:
-        raise SystemExit(f"{' and '.join(args.shapes)} do not fit in this machine's memory")
+        parser.exit(3, f"{' and '.join(args.shapes)} do not fit in this GPU's memory\n")
     named = (f"{role}:{name}" for role, name in zip(ROLES, [*found, "null"], strict=False))
     print("model.standin={" + ",".join(named) + "}")

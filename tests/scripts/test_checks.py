@@ -93,12 +93,19 @@ def test_slow_calls_on_a_gpu_fail_and_their_share_is_printed(
     assert f"'target': {9.5 / target_ms}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["preflight", "correct"])
+def test_without_a_gpu_one_line_says_so(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no GPU"):
+        main([kind, str(tmp_path)])
+
+
 @pytest.mark.slow
 def test_the_preflight_is_rehearsed(tmp_path):
     words = ["preflight", str(tmp_path), "--small", "--shapes", "cpu-target", "cpu-draft"]
     assert main(words) == 0
     found = json.loads((tmp_path / "checks.json").read_text())
-    names = ["versions", "numba", "attention bfloat16", "served", "floor"]
+    names = ["versions", "numba", "tests", "attention bfloat16", "served", "floor"]
     assert [check["name"] for check in found] == names
     assert all(check["passed"] for check in found)
 

@@ -119,6 +119,22 @@ def test_goals_are_written_again_once_the_idle_share_is_known(tmp_path, monkeypa
     assert [one["gpu idle share greedy"] for one in written()] == ["0.020", "0.020"]
 
 
+@pytest.mark.parametrize(("status", "compared"), [("finished", 1), ("finished", 0), ("running", 1)])
+def test_goals_are_judged_once_the_texts_were_compared(tmp_path, monkeypatch, status, compared):
+    monkeypatch.setattr(ResultsFolder, "load_samples", lambda folder: run())
+    (tmp_path / "headline_costs").mkdir()
+    COSTS.save(tmp_path / "headline_costs" / "costs.json")
+    folder = tmp_path / "headline_t08" / "pairs"
+    ResultsFolder(folder).save_run({"model": {"engines": {}}}, status=status)
+    if compared:
+        (folder / "equal").touch()
+    main([str(folder)])
+    text = (folder / "goals.md").read_text()
+    judged = compared and status == "finished"
+    assert ("reached" in text) == ("missed" in text) == judged
+    assert ("not judged: the texts were not compared" in text) != judged
+
+
 def test_the_drafts_share_of_its_own_floor_is_the_worst_of_its_contexts():
     drafting = Surface({100: {1: 20.0, 8: 30.0}, 300: {1: 50.0, 8: 60.0}})
     feet = {**COSTS.footprints, "draft": Footprint(1000, 900, 10)}
