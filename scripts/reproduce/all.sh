@@ -140,8 +140,12 @@ main_matched() { bench main_matched $HEADLINE temperature=0.32; }
 main_t0() { bench main_t0 $HEADLINE; }
 main_t08() { bench main_t08 $HEADLINE temperature=0.8; }
 
-# transformers' own generation in all its modes. 8 minutes.
-peers() { bench peers experiment=peers; }
+# transformers' generation in all its modes, and llama.cpp (pip install llama-cpp-python gguf). 8 minutes.
+peers() {
+  [ -n "${DRY:-}" ] || [ -e build/target.gguf ] || "$PYTHON" scripts/save_standin.py \
+    --shape cpu-target --dtype bfloat16 --out build/target --gguf build/target.gguf
+  bench peers experiment=peers
+}
 
 # Every task. 6 runs of 3 minutes.
 tasks() { for_each_task timed_task; }

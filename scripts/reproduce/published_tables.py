@@ -43,6 +43,7 @@ NAMES = {
     "hf_assisted_constant": "transformers' assisted, constant",
     "hf_assisted_defaults": "transformers' assisted, defaults",
     "hf_prompt_lookup": "transformers' prompt lookup",
+    "llama_cpp": "llama.cpp",
 }
 
 
