@@ -80,8 +80,13 @@ JOINT = [  # cached tokens, missing tokens, parents of a tree, and how many of i
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
-@pytest.mark.parametrize("window", [None, 6, 50])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (2, 2), (70, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"),
+    mostly_slow(
+        [(*heads, window) for heads in ((14, 2), (2, 2), (70, 1)) for window in (None, 6, 50)],
+        quick=[(14, 2, 6), (2, 2, None)],
+    ),
+)
 def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(heads, kv_heads, window, dtype):
     """Each token by the table, among other sequences', against torch's with the sequence's mask."""
     draw, width, device = torch.Generator().manual_seed(0), 16, torch.device(DEVICE)
