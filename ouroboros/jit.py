@@ -58,7 +58,7 @@ def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: st
     """
     if folder is None or not any(folder.rglob("*.nbi")):
         often = "once" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
-        log.warning(f"compiling {what} for this machine takes some 15 s, {often}")
+        log.warning(f"compiling {what} for this machine takes up to 20 s, {often}")
     for attempt in range(100):
         try:
             return compile_all()

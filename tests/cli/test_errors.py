@@ -131,7 +131,9 @@ def test_a_mistake_is_one_line_for_every_command(fails, name, mistake):
     own = PAIR[:0] if mistake.startswith("model=") else PAIR
     if mistake.startswith("decoder=") and name in ("generate", "tune"):
         pytest.skip("these take decoders by an option of their own")
-    assert MISTAKES[mistake] in fails(name, *COMMANDS[name](*own, mistake))
+    found = fails(name, *COMMANDS[name](*own, mistake))
+    assert MISTAKES[mistake] in found
+    assert ("adds one" in found) == ("adds one" in MISTAKES[mistake])
 
 
 @pytest.mark.parametrize(

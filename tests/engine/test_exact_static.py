@@ -21,7 +21,7 @@ from ouroboros import CachedModel, Ouroboros, decode
 from ouroboros.decode import begin, together
 from ouroboros.engine import compiled_layers, exact_static, triton_exact, triton_products
 from ouroboros.engine.exact import check_exact
-from ouroboros.engine.exact_static import ExactStatic, make_exact_static
+from ouroboros.engine.exact_static import ExactStatic, RowOperators, make_exact_static
 from ouroboros.engine.triton_exact import HEAD, TAILS
 from ouroboros.select import Argmax, Sampler
 from ouroboros.tree import TokenTree
@@ -33,8 +33,8 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 ROWS = 16
 NAMES = ("llama", "mistral", "gemma3_text", "qwen2", "phi", "opt")
 KERNELS = triton_exact.exact_attention, triton_products.exact_product
-QUICK = [] if ON_GPU else [pytest.mark.slow]  # the interpreter takes minutes for a model
-INTERPRETED = pytest.param("kernels", marks=[needs_triton, *QUICK])
+SLOW = [] if ON_GPU else [pytest.mark.slow]  # the interpreter takes minutes for a model
+INTERPRETED = pytest.param("kernels", marks=[needs_triton, *SLOW])
 
 
 @torch.library.custom_op("ouroboros::attend_row_by_row", mutates_args=())  # so that it is captured
@@ -201,9 +201,13 @@ def test_a_sequence_of_a_joint_call_has_the_bits_of_single_steps(exact, name, ho
         assert torch.equal(steps, rows[path])
 
 
-def test_a_deep_tree_of_more_rows_than_a_call_has_the_bits_of_single_steps(exact):
+@pytest.mark.parametrize("graphs", [False, True], ids=["direct", "replayed"])
+def test_a_deep_tree_of_more_rows_than_a_call_has_the_bits_of_single_steps(
+    exact, monkeypatch, graphs
+):
     """Its last node has more ancestors than slots in the table of one part."""
-    model, prompt = exact(model_of("llama", torch.float32)), prompt_of(4)
+    pretend(monkeypatch)
+    model, prompt = exact(model_of("llama", torch.float32), graphs=graphs), prompt_of(4)
     parents = (-1, 0, *(0 if node == 2 else node - 1 for node in range(2, 3 * ROWS)))
     tree = TokenTree((prompt[-1], *(3 + node % 9 for node in range(1, 3 * ROWS))), parents)
     path = tree.path_to(len(tree) - 1)
@@ -250,9 +254,9 @@ def test_prepare_captures_every_shape_up_to_a_context(exact, monkeypatch):
     made = dict(target.engine._calls)
     assert {whole for _, whole in made} == {False, True}
     for length in (1, 190):
-        target.score(
-            target.new_sequence(), prompt_of(length), TokenTree.chain(prompt_of(length)[-1], (3, 4))
-        )
+        text, tree = prompt_of(length), TokenTree.chain(prompt_of(length)[-1], (3, 4))
+        target.score(target.new_sequence(), text, tree)
+        target.score_together([(target.new_sequence(), text, tree) for _ in range(2)])
     assert target.engine._calls == made
 
 
@@ -287,6 +291,39 @@ def test_the_check_at_load_finds_each_order_that_depends_on_the_rows(exact, monk
         engine = ExactStatic(target.model, target._info, target.cache, backend=None)
         with pytest.raises(ValueError, match="is not exact: the logits after node"):
             check_exact(engine, 40)
+
+
+@pytest.mark.parametrize(
+    ("compute", "refused"),
+    [
+        (lambda x: x.sum(-1), False),
+        (lambda x: x.sum(1), True),
+        (lambda x: x.cumsum(-1), True),
+        (lambda x: torch.nn.functional.silu(x), False),
+        (lambda x: torch.bmm(x, x.mT), True),
+        (lambda x: torch.bmm(x[..., :1], x[..., :1].mT), False),
+    ],
+)
+def test_only_operators_that_treat_rows_alike_are_allowed(compute, refused):
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return compute(x)
+
+    layer = Layer()
+    operators = RowOperators(layer)
+    with operators.watching():
+        layer(torch.ones(1, 3, 4))
+    assert bool(operators.found) is refused
+
+
+def test_a_model_that_fails_the_check_is_refused(exact, monkeypatch):
+    def differs(*_, **__):
+        raise ValueError("the logits differ")
+
+    exact(model_of("llama", torch.float32))
+    monkeypatch.setattr(exact_static, "check_exact", differs)
+    with pytest.raises(ValueError, match="the logits differ"):
+        made(model_of("llama", torch.float32))
 
 
 def test_an_engine_is_made_with_compiled_layers_or_without_and_a_reason(exact):

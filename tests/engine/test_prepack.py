@@ -13,6 +13,7 @@ from torch import nn
 
 from ouroboros.decode import decode
 from ouroboros.engine import prepack
+from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.prepack import ROWS, Packed, PackedLinear, prepack_linears
 from ouroboros.testing import RandomTrees
@@ -121,6 +122,24 @@ def test_our_kernel_gives_the_bits_of_onednn(width, columns, dtype):
             for rows in (1, 2, 5, 8, 40):
                 part = packed.multiply(x[:, :rows], bias)
                 assert torch.equal(part, expected[:, :rows]), rows
+
+
+@pytest.mark.parametrize("columns", [80, 13])
+def test_our_kernel_computes_all_rows_alone_where_onednn_adds_up_otherwise(columns, monkeypatch):
+    """As with torch 2.11: then each row has the bits that it has alone, in any number of rows."""
+    monkeypatch.setattr(prepack, "_gives_the_same_bits", lambda *_: False)
+    torch.manual_seed(0)
+    layer = nn.Linear(320, columns)
+    packed = Packed(layer.weight, always=True).checked()
+    if not can_multiply(False):
+        pytest.skip("not on this processor")
+    assert packed.alone
+    with torch.inference_mode():
+        x = torch.randn(150, 320)
+        found = packed.multiply(x, layer.bias)
+        torch.testing.assert_close(found, layer(x))
+        alone = torch.cat([packed.multiply(row[None], layer.bias) for row in x])
+        assert torch.equal(found, alone)
 
 
 @torch.no_grad()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import runpy
 from dataclasses import replace
 
 import checks
 import pytest
+import shapes
 import torch
 from checks import attention_agrees, engines_agree, equal, floor_share, lossless, main
 from shapes import fitting
@@ -98,6 +100,9 @@ def test_without_a_gpu_one_line_says_so(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="no GPU"):
         main([kind, str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["shapes.py", "yi-6b"])
+    with pytest.raises(SystemExit, match="no GPU"):
+        runpy.run_path(shapes.__file__, run_name="__main__")
 
 
 @pytest.mark.slow
