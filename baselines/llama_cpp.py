@@ -18,15 +18,17 @@ from ouroboros.trace import DecodeTrace
 
 
 class LlamaCpp:
-    """llama.cpp's greedy generation from the GGUF file at `path`.
+    """llama.cpp's greedy generation from the GGUF file at `path`. With `lookup` above 0, the Python
+    binding's prompt lookup drafts up to that many tokens a step; the binding has no other drafter.
 
     The whole time of a step counts as verification. Raises `ValueError` if the package or the file
     is missing.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, lookup: int = 0) -> None:
         try:
             from llama_cpp import Llama
+            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
         except ImportError as error:
             raise ValueError(
                 f"llama.cpp needs its Python binding ({error}): pip install llama-cpp-python"
@@ -36,9 +38,21 @@ class LlamaCpp:
                 f"decoder.llama_cpp.path={path} is no file: write it with scripts/save_standin.py"
             )
         threads = torch.get_num_threads()
+        self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
+        self._drafts: list[float] = []  # when each step but the first began to draft
         self._llama = Llama(
-            path, n_ctx=0, n_threads=threads, n_threads_batch=threads, verbose=False
+            path,
+            n_ctx=0,
+            n_threads=threads,
+            n_threads_batch=threads,
+            draft_model=self._draft if lookup else None,
+            verbose=False,
         )
+
+    def _draft(self, input_ids, **options):
+        """Draft the continuation of `input_ids`, and note the time."""
+        self._drafts.append(time.perf_counter())
+        return self._lookup(input_ids, **options)
 
     def run(
         self,
@@ -58,9 +72,12 @@ class LlamaCpp:
         trace = DecodeTrace(list(prompt), len(prompt))
         arrivals: list[tuple[float, int]] = []
         self._llama.reset()  # drops the cache of the previous prompt
+        self._drafts.clear()
         started = time.perf_counter()
         for token in self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):
-            arrivals.append((time.perf_counter(), 1))
+            new_step = self._lookup is None or len(arrivals) <= len(self._drafts)
+            earlier = 0 if new_step else arrivals.pop()[1]
+            arrivals.append((time.perf_counter(), earlier + 1))
             trace.tokens.append(int(token))
             keep = stop(trace.new_tokens) if stop is not None else None
             if keep is not None:

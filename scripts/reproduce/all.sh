@@ -145,7 +145,8 @@ peers() {
   [ -n "${DRY:-}" ] || [ -e build/target.gguf ] || "$PYTHON" scripts/save_standin.py \
     --shape cpu-target --dtype bfloat16 --out build/target --gguf build/target.gguf
   bench peers experiment=peers decoder.llama_cpp.path=build/target.gguf \
-    "decoder=[greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_assisted_defaults,hf_assisted_constant,hf_prompt_lookup,llama_cpp]"
+    decoder.llama_cpp_lookup.path=build/target.gguf \
+    "decoder=[greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_assisted_defaults,hf_assisted_constant,hf_prompt_lookup,llama_cpp,llama_cpp_lookup]"
 }
 
 # Every task. 6 runs of 3 minutes.

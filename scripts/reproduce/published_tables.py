@@ -44,6 +44,7 @@ NAMES = {
     "hf_assisted_defaults": "transformers' assisted, defaults",
     "hf_prompt_lookup": "transformers' prompt lookup",
     "llama_cpp": "llama.cpp",
+    "llama_cpp_lookup": "llama.cpp, prompt lookup",
 }
 
 

@@ -34,15 +34,17 @@ def gguf(tmp_path_factory) -> str:
 
 
 @pytest.mark.slow
-def test_the_same_weights_write_the_same_text(gguf) -> None:
+@pytest.mark.parametrize("lookup", [0, 4])
+def test_the_same_weights_write_the_same_text(gguf, lookup) -> None:
     target = CachedModel.from_pretrained(model_path("reference/target"), dtype=torch.float32)
     prompt = target.tokenizer("def mean(values):\n    return sum(values) /")["input_ids"]
     expected = decode(target, Greedy(), prompt, max_new=40)
-    peer = LlamaCpp(gguf)
+    peer = LlamaCpp(gguf, lookup)
     for _ in range(2):
         trace = peer.run(target, prompt, max_new=40)
         assert trace.tokens == expected.tokens
         assert sum(step.new for step in trace.steps) == 40
+        assert (len(trace.steps) < 40) == bool(lookup)
     assert peer.run(target, prompt, max_new=40, eos={trace.new_tokens[5]}).finish == "eos"
     with pytest.raises(ValueError, match="temperature 0 only"):
         peer.run(target, prompt, max_new=2, choose=Sampler(seed=1))
