@@ -1,28 +1,20 @@
 """Measure a reference pair, as its model card ouroboros/reference/CARD.md reports it.
 
-    python scripts/reference_pair/evaluate.py --pair ouroboros/reference --work WORK
-
-Measures:
-
 - held-out loss by kind of text
 - by temperature, on HumanEval prompts: agreement of draft and target, and repetition rate
 - the temperature at which text is as repetitive as real models' text
-
-Writes `evaluation.json` and the corpus' `manifest.json` to the pair's folder.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 import operator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
+from loop import mean_loss
 from tqdm import tqdm
-from train import heldout_loss
 
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling
@@ -39,14 +31,34 @@ MAX_NEW = 128
 LOSS_TOKENS = 1024  # of each held-out document
 
 
-def on_humaneval(
-    target: CachedModel, draft: CachedModel, temperature: float, *, limit: int | None
+def evaluation(
+    target: CachedModel, draft: CachedModel, held_out: Mapping[str, Sequence[str]], prompts: int
 ) -> dict:
-    """Return agreement and repetition over the first `limit` problems (None: all)."""
+    """Return what the model card reports: losses on the held-out texts of each kind, and figures on
+    the first `prompts` HumanEval problems by temperature.
+
+    `matched_temperature` is interpolated between the measured temperatures; None if the rate
+    `MATCHED` is outside of their rates.
+    """
+    humaneval = {str(t): on_humaneval(target, draft, t, prompts) for t in TEMPERATURES}
+    rates = sorted((humaneval[str(t)]["repetition_rate"], t) for t in TEMPERATURES)
+    matched = np.interp(MATCHED, *zip(*rates, strict=True), left=np.nan, right=np.nan)
+    return {
+        "loss": {
+            name: {kind: heldout_loss(model, texts) for kind, texts in held_out.items()}
+            for name, model in (("target", target), ("draft", draft))
+        },
+        "humaneval": humaneval,
+        "matched_temperature": None if np.isnan(matched) else round(float(matched), 2),
+    }
+
+
+def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, prompts: int) -> dict:
+    """Return agreement and repetition over the first `prompts` problems."""
     task, rows = HumanEval(), []
     sampling = Sampling(temperature=temperature)
     stop = StopStrings(target.tokenizer, task.stop)
-    for example in tqdm(list(task.load())[:limit], desc=f"T={temperature}", mininterval=10):
+    for example in tqdm(list(task.load())[:prompts], desc=f"T={temperature}", mininterval=10):
         prompt = target.tokenizer(example.prompt).input_ids
         choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
         target.empty()
@@ -71,53 +83,13 @@ def on_humaneval(
     }
 
 
-def matched_temperature(rates: dict[float, float], wanted: float) -> float | None:
-    """Return the temperature at which the repetition rate is `wanted`, interpolated between
-    measured temperatures; None if no two neighbouring rates enclose it.
-
-    >>> matched_temperature({0.0: 0.25, 0.5: 0.15, 0.8: 0.05}, 0.14)
-    0.53
-    """
-    for (low, above), (high, below) in itertools.pairwise(sorted(rates.items())):
-        if above >= wanted >= below and above > below:
-            return round(low + (high - low) * (above - wanted) / (above - below), 2)
-    return None
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--pair", type=Path, required=True)
-    add("--work", type=Path, required=True, help="folder of the training run")
-    add("--prompts", type=int, help="number of HumanEval prompts; default: all")
-    args = parser.parse_args()
-    pair = {
-        name: CachedModel.from_pretrained(str(args.pair / name), dtype=torch.float32)
-        for name in ("target", "draft")
-    }
-    manifest, heldout = (
-        json.loads((args.work / f"{name}.json").read_text()) for name in ("manifest", "heldout")
-    )
-    target, draft = pair["target"], pair["draft"]
-    humaneval = {str(t): on_humaneval(target, draft, t, limit=args.prompts) for t in TEMPERATURES}
-    rates = {float(t): result["repetition_rate"] for t, result in humaneval.items()}
-    found = {
-        "loss": {
-            name: {
-                kind: heldout_loss(model.model, model.tokenizer, texts, LOSS_TOKENS)
-                for kind, texts in heldout.items()
-            }
-            for name, model in pair.items()
-        },
-        "humaneval": humaneval,
-        "matched_temperature": matched_temperature(rates, MATCHED),
-    }
-    (args.pair / "evaluation.json").write_text(json.dumps(found, indent=1))
-    (args.pair / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+@torch.no_grad()
+def heldout_loss(model: CachedModel, texts: Sequence[str]) -> dict[str, float]:
+    """Return the mean nats per token over each text's first `LOSS_TOKENS` tokens."""
+    nats = tokens = 0.0
+    for text in texts:
+        ids = model.tokenizer(text, return_tensors="pt").input_ids[:, :LOSS_TOKENS]
+        count = ids.shape[1] - 1
+        nats += mean_loss(model.model, ids.to(model.device)).item() * count if count else 0.0
+        tokens += count
+    return {"nats_per_token": nats / tokens, "tokens": tokens}

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from transformers import LlamaForCausalLM
 
 ROWS = 256  # positions per batch of logits on a CPU: they fit a core's cache
 CHUNK_TOKENS = 2048  # per forward, so that activations stay in a core's cache
-LONGEST_STEP_S = 10.0  # most of a step's seconds that count (it may compile or be suspended)
+LONGEST_STEP_S = 20.0  # most of a step's seconds that count (it may compile or be suspended)
 SAVE_EVERY_S = 120
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peak learning rates of Muon and of AdamW
 
@@ -74,7 +75,7 @@ def windows(
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-def progress(recipe, *, steps: float, seconds: float) -> float:
+def progress(recipe: Recipe, *, steps: float, seconds: float) -> float:
     """Return the share of the recipe's budget (`minutes`, or `steps` if not 0) used so far."""
     return steps / recipe.steps if recipe.steps else seconds / (recipe.minutes * 60)
 
@@ -93,8 +94,6 @@ def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     rest = [p for p in model.parameters() if id(p) not in chosen]
     muon = torch.optim.Muon(matrices, lr=LR_MATRICES, weight_decay=0.01, momentum=0.95)
     adam = torch.optim.AdamW(rest, lr=LR_REST, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    for group in (*muon.param_groups, *adam.param_groups):
-        group["initial_lr"] = group["lr"]
     return [muon, adam]
 
 
@@ -153,14 +152,21 @@ def train(
     *,
     device: str,
     teacher: LlamaForCausalLM | None = None,
+    optims: Sequence[torch.optim.Optimizer] = (),
+    extra: Callable[[float], dict] = lambda done: {},
 ) -> dict:
     """Train in place; write checkpoint.pt and curve.jsonl to `out`; return a summary.
 
-    A checkpoint in `out` is resumed.
+    A checkpoint in `out` is resumed. `optims` are those of `optimizers` by default. `extra` is
+    called before each batch with the progress: it may add to the gradient, and returns figures for
+    curve.jsonl.
     """
     out.mkdir(parents=True, exist_ok=True)
     model.to(device).train()  # type: ignore[arg-type]
-    optims, state = optimizers(model), {"seconds": 0.0, "step": 0, "tokens": 0}
+    optims = optims or optimizers(model)
+    state: dict[str, Any] = {"seconds": 0.0, "step": 0, "tokens": 0, "loss": None}
+    for group in (group for optim in optims for group in optim.param_groups):
+        group["initial_lr"] = group["lr"]
     if (out / "checkpoint.pt").exists():
         saved = torch.load(out / "checkpoint.pt", map_location=device)
         model.load_state_dict(saved["model"])
@@ -171,8 +177,8 @@ def train(
         for one in (model, teacher):
             if one is not None:
                 one.model.compile(dynamic=False)
-    rng = np.random.default_rng([recipe.seed, int(state["step"])])
-    average, bar = None, tqdm(total=100, unit="%", mininterval=10)
+    rng = np.random.default_rng([recipe.seed, state["step"]])
+    bar = tqdm(total=100, unit="%", mininterval=10)
 
     def save() -> None:
         content = {"model": model.state_dict(), "state": state}
@@ -184,6 +190,7 @@ def train(
         started = time.monotonic()
         length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
         ids = windows(sources, length, max(1, recipe.batch_tokens // length), rng)
+        figures = extra(done)
         loss = backward(model, ids, teacher)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
@@ -191,19 +198,19 @@ def train(
                 group["lr"] = group["initial_lr"] * multiplier(done, recipe)
             optim.step()
             optim.zero_grad(set_to_none=True)
-        average = loss if average is None else 0.98 * average + 0.02 * loss
+        average = loss if state["loss"] is None else 0.98 * state["loss"] + 0.02 * loss
         now = time.monotonic()
         state["seconds"] += min(now - started, LONGEST_STEP_S)
-        state["step"] += 1
+        state |= {"step": state["step"] + 1, "loss": average}
         state["tokens"] += ids.numel() - len(ids)
         bar.n = round(100 * done)
         bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
         if state["step"] % 20 == 0:
             with (out / "curve.jsonl").open("a") as file:
-                file.write(json.dumps({**state, "loss": average}) + "\n")
+                file.write(json.dumps({**state, **figures}) + "\n")
         if now - saved_s > SAVE_EVERY_S:
             save()
             saved_s = now
     bar.close()
     save()
-    return {**state, "loss": average, **asdict(recipe)}
+    return {**state, **asdict(recipe)}

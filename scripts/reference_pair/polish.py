@@ -8,45 +8,41 @@ continuation is made less probable, while ordinary batches preserve the language
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from loop import LONGEST_STEP_S, Source, backward, progress, windows
+from loop import Recipe, Source, train
 from outputs import continue_rows, light_copy
-from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
-WARMUP_STEPS = 8
 ENTRY = 24  # penalise only the first repeating tokens of a text, which lead into a loop
 PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 
 @dataclass
-class Polish:
-    """The polishing recipe: `minutes` of training, or `steps` if that is not 0.
+class Polish(Recipe):
+    """The polishing recipe: as for training, with AdamW, and a penalty of weight `weight` relative
+    to the next-token loss.
 
-    `weight` is the penalty's weight relative to the next-token loss. For every two steps, `prompts`
-    prompts are continued by `max_new` tokens; the most repetitive three quarters of these texts are
-    trained on. The last `settle_share` of the time has no penalty.
+    For every two steps, `prompts` prompts are continued by `max_new` tokens; the most repetitive
+    three quarters of these texts are trained on. The last `settle_share` of the time has no
+    penalty.
     """
 
     minutes: float = 10.0
-    steps: int = 0
+    batch_tokens: int = 4096
+    long_share: float = 0.0
+    warmup_share: float = 0.04
+    decay_share: float = 0.83
     lr: float = 2e-4
     weight: float = 0.7
     prompts: int = 32
     max_new: int = 128
-    plain_windows: int = 8
-    plain_length: int = 512
     settle_share: float = 0.25
-    seed: int = 0
-    compile: bool = True
 
 
 def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
@@ -91,18 +87,19 @@ def polish(
     sources: Sequence[Source],
     out: Path,
     recipe: Polish,
+    *,
+    device: str,
 ) -> dict:
-    """Fine-tune in place; write polish.jsonl to `out`; return a summary. Texts are generated for
-    two steps at a time."""
-    rng, spent_s, step, rate = np.random.default_rng(recipe.seed), 0.0, 0, None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
+    """Fine-tune in place, with the loop of `train`; return its summary, and the share of repeated
+    4-grams in the last texts (a moving average)."""
+    rng, rate = np.random.default_rng(recipe.seed), None
+    model.to(device)  # type: ignore[arg-type]
     batches, writer = prompt_batches(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
-    if recipe.compile:
-        model.model.compile(dynamic=False)
-    bar = tqdm(total=100, unit="%", mininterval=10)
-    while (done := progress(recipe, steps=step, seconds=spent_s)) < 1:
-        started, halves = time.monotonic(), [torch.tensor([], dtype=torch.long)] * 2
-        if done < 1 - recipe.settle_share:
+    waiting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def penalise(done: float) -> dict:
+        nonlocal rate
+        if not waiting and done < 1 - recipe.settle_share:
             with torch.no_grad():
                 for own, source in zip(writer.parameters(), model.parameters(), strict=True):
                     own.copy_(source)
@@ -113,31 +110,17 @@ def polish(
             share = (marks.sum(1) / mask[:, start:].sum(1).clamp_min(1)).mean().item()
             rate = share if rate is None else 0.9 * rate + 0.1 * share
             worst = marks.sum(1).topk(3 * len(ids) // 4).indices
-            halves = [worst[::2], worst[1::2]]
-        for half in halves:
-            factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - done), 1.0)
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.lr * max(0.0, factor)
-            row = {"repeats": rate, "penalty": 0.0}
-            if len(half):
-                with torch.autocast(model.device.type, dtype=torch.bfloat16):
-                    loss = unlikelihood(model, ids[half], mask[half], marks[half])
-                (recipe.weight * loss).backward()
-                row["penalty"] = loss.item()
-            plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
-            row["loss"] = backward(model, plain)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            with (out / "polish.jsonl").open("a") as log:
-                log.write(json.dumps({"step": step, **row}) + "\n")
-        spent_s += min(time.monotonic() - started, 6 * LONGEST_STEP_S)
-        bar.n = round(100 * done)
-        bar.set_postfix_str(f"step {step} {row}")
-    bar.close()
-    minutes = spent_s / 60 if recipe.steps else recipe.minutes
-    return {"polish_steps": step, "polish_minutes": minutes, "repeats_on_training_prompts": rate}
+            waiting.extend((ids[own], mask[own], marks[own]) for own in (worst[::2], worst[1::2]))
+        if not waiting:
+            return {"repeats": rate, "penalty": 0.0}
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            loss = unlikelihood(model, *waiting.pop())
+        (recipe.weight * loss).backward()
+        return {"repeats": rate, "penalty": loss.item()}
+
+    optim = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
+    summary = train(model, sources, out, recipe, device=device, optims=[optim], extra=penalise)
+    return {**summary, "repeats": rate}
 
 
 def prompt_batches(

@@ -23,12 +23,12 @@ DEVICE=(${DEVICE:+device="$DEVICE"})
 # Target: six layers of width 384, trained on next tokens.
 train target minutes="$TARGET" "${DEVICE[@]}"
 
-# Polish: unlikelihood of repeated 4-grams, so that greedy text does not run into loops. Once.
-grep -qs polish_steps "$WORK/target/summary.json" || train polish minutes="$POLISH" "${DEVICE[@]}"
+# Polish: unlikelihood of repeated 4-grams, so that greedy text does not run into loops.
+train polish minutes="$POLISH" "${DEVICE[@]}"
 
 # Draft: the target's layers merged in groups, trained on the target's distribution and text.
 train draft minutes="$DRAFT" "${DEVICE[@]}"
 
 # Export in bf16, then measure.
 train export out="$OUT"
-"$PYTHON" scripts/reference_pair/evaluate.py --pair "$OUT" --work "$WORK"
+train evaluate out="$OUT"

@@ -1,15 +1,17 @@
-"""Train the reference pair that ships with the project: corpus, target, polish, draft, export.
+"""Train and measure the reference pair that ships with the project.
 
     python scripts/reference_pair/train.py STEP work=FOLDER [option=value ...]
 
-run.sh has the steps in order, with the options of the shipped pair; the classes `Corpus`, `Recipe`,
-`Polish` and those below describe the options. Every step reads the previous step's files from the
-work folder and resumes its own checkpoint. evaluate.py measures the result.
+The steps are prepare, target, polish, draft, export and evaluate: run.sh has them in order, with
+the options of the shipped pair. The classes `Corpus`, `Recipe`, `Polish` and those below describe
+the options. Every step reads the previous step's files from the work folder; those that train
+resume their own checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +20,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import Corpus, prepare
-from loop import Recipe, Source, mean_loss, train
+from evaluate import evaluation
+from loop import Recipe, Source, train
 from merge import merge_layers
 from omegaconf import MISSING, OmegaConf
 from outputs import function_prompts, light_copy, own_outputs
 from polish import Polish, polish
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ouroboros.engine.model import CachedModel
 
 
 @dataclass
@@ -67,6 +72,13 @@ class Export(Step):
     out: str = MISSING
 
 
+@dataclass
+class Evaluation(Export):
+    """Where the pair is, and how many of HumanEval's prompts it continues."""
+
+    prompts: int = 164
+
+
 class Work:
     """The folder that the steps share, with the files of `prepare`."""
 
@@ -84,21 +96,6 @@ class Work:
         model.cpu().float().save_pretrained(self.path / name)
         (self.path / name / "summary.json").write_text(json.dumps(summary, indent=1))
         print(json.dumps(summary))
-
-
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")
-def heldout_loss(
-    model: LlamaForCausalLM, tokenizer, texts: Sequence[str], limit: int
-) -> dict[str, float]:
-    """Return the mean nats per token over each text's first `limit` tokens."""
-    nats = tokens = 0.0
-    for text in texts:
-        ids = tokenizer(text, return_tensors="pt").input_ids[:, :limit].to(model.device)
-        count = ids.shape[1] - 1
-        nats += mean_loss(model, ids).item() * count if count else 0.0
-        tokens += count
-    return {"nats_per_token": nats / tokens, "tokens": tokens}
 
 
 def train_target(options: Target) -> None:
@@ -128,13 +125,12 @@ def polish_target(options: Polishing) -> None:
     """Teach the trained target not to repeat itself, and rewrite target/."""
     work = Work(options.work)
     torch.manual_seed(options.seed)
-    model, out = work.load("target").to(options.device).train(), work.path / "target"  # type: ignore[arg-type]
-    at_documents = Source(work.tokens, starts=np.flatnonzero(work.tokens == 0))
-    summary = polish(model, work.tokenizer, work.heads, [at_documents], out, options)
-    before = json.loads((out / "summary.json").read_text())
-    for key in ("polish_steps", "polish_minutes"):
-        summary[key] += before.get(key, 0)
-    work.save(model, "target", before | summary)
+    model = work.load("target")
+    at_documents = [Source(work.tokens, starts=np.flatnonzero(work.tokens == 0))]
+    given = (work.tokenizer, work.heads, at_documents, work.path / "polish", options)
+    summary = polish(model, *given, device=options.device)
+    before = json.loads((work.path / "target" / "summary.json").read_text())
+    work.save(model, "target", before | {"polish": summary})
 
 
 def train_draft(options: Draft) -> None:
@@ -165,12 +161,27 @@ def export(options: Export) -> None:
         work.tokenizer.save_pretrained(out)
 
 
+def evaluate(options: Evaluation) -> None:
+    """Measure the exported pair; write evaluation.json and the corpus' manifest.json beside it."""
+    work, out = Path(options.work), Path(options.out)
+    target, draft = (
+        CachedModel.from_pretrained(str(out / name), dtype=torch.float32)
+        for name in ("target", "draft")
+    )
+    held_out = json.loads((work / "heldout.json").read_text())
+    found = evaluation(target, draft, held_out, options.prompts)
+    (out / "evaluation.json").write_text(json.dumps(found, indent=1))
+    shutil.copy(work / "manifest.json", out)
+    print(json.dumps(found))
+
+
 STEPS: dict[str, tuple[Callable, type]] = {
     "prepare": (prepare, Corpus),
     "target": (train_target, Target),
     "polish": (polish_target, Polishing),
     "draft": (train_draft, Draft),
     "export": (export, Export),
+    "evaluate": (evaluate, Evaluation),
 }
 
 

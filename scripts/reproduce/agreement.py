@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from sentence_pieces import NAME, sentence_pieces
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval
@@ -32,25 +35,25 @@ from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.bench.report import style
-from ouroboros.bench.report.style import LINES, decoder_marks
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.costs import Costs, Surface
-from ouroboros.decoder_factory import decoder_config
+from ouroboros.decoder_factory import decoder_config, needs_draft
 from ouroboros.tuning.advise import Prediction, predict
 from ouroboros.tuning.evidence import Evidence
 from ouroboros.tuning.search import Space, search
 
 CONTEXT = 512  # tokens of context for call costs
-ALL = "all"
+ALL = "all"  # the group of all prompts
 COLUMNS = 3  # panels side by side
 SPARE_IDS = 64  # unused ids in a renumbered vocabulary
 COSTS = ("epyc", "flat")
 HELD_OUT = 3  # settings are chosen on one prompt in three of each group
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
+PIECES = "SentencePiece, 32,000 ids (mistral-common's tokenizer.model.v1)"
 RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
-DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
+DECODERS = ["speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
 DECODERS += ["ouroboros_text"]
 AGREEMENTS = [0.5, 0.6, 0.7, 0.8, 0.88, 0.95]
 RATES = OffTextRates(0.7, 0.04)
@@ -94,18 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     decoders = {name: decoder_config(name) for name in DECODERS}
     if options.real_text:
-        tokenizer, tokens, rates, agreements = sentence_pieces(), NAME, None, REAL_AGREEMENTS
+        tokenizer, tokens, groups = sentence_pieces(), PIECES, REAL_GROUPS
+        rates, agreements = None, REAL_AGREEMENTS
         del decoders["lookahead"]
         for name in ("ouroboros", "ouroboros_text"):
             decoders[name]["recycle"] = False
     else:
         tokenizer, tokens = load_tokenizer(REFERENCE), "the reference pair's tokenizer"
-        rates, agreements = RATES, AGREEMENTS
-    found = runs_of(read_recording(options.recording, tokenizer), "greedy")
-    groups = REAL_GROUPS if options.real_text else {}
-    tuned, shown = chosen(found, groups, per_group=options.per_group, max_new=options.max_new)
-    machines = {(name, r): with_ratio(Costs.load(name), r) for name in COSTS for r in RATIOS}
-    rows = study(tuned, shown, decoders, agreements, machines, tokenizer, rates)
+        groups, rates, agreements = {}, RATES, AGREEMENTS
+    recorded = runs_of(read_recording(options.recording, tokenizer), "greedy")
+    tuned, shown = chosen(recorded, groups, options.per_group, options.max_new)
+    rows = study(tuned, shown, decoders, agreements, rates)
     title = [
         f"{options.recording.name}: {len(shown.runs)} recorded greedy answers",
         f"draft simulated at agreement {', '.join(f'{a:g}' for a in agreements)} "
@@ -120,10 +122,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(options.out, {**about, "title": " · ".join(title), "rows": rows})
 
 
+def sentence_pieces() -> Callable[..., SimpleNamespace]:
+    """Return a tokenizer with the 32,000 ids of Llama-like models, from mistral-common's data.
+
+    The reference pair's tokenizer is made for code: with it, texts of real models would have more
+    tokens and different repetition. Exits if the optional packages are not installed.
+    """
+    package = find_spec("mistral_common")
+    if package is None or package.origin is None or find_spec("sentencepiece") is None:
+        raise SystemExit("--real-text: pip install 'ouroboros-decoding[recordings]'")
+    from sentencepiece import SentencePieceProcessor
+
+    file = Path(package.origin).parent / "data" / "tokenizer.model.v1"
+    pieces = SentencePieceProcessor(model_file=str(file))
+
+    def tokenizer(text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
+        return SimpleNamespace(input_ids=pieces.encode(text, add_bos=add_special_tokens))
+
+    return tokenizer
+
+
 def chosen(
     recorded: RecordedRuns,
     groups: Mapping[str, Sequence[str]],
-    *,
     per_group: int | None,
     max_new: int | None,
 ) -> list[RecordedRuns]:
@@ -131,15 +152,13 @@ def chosen(
     Return those on which settings are chosen, and the others."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
-    examples = pd.DataFrame(
-        [(run.group, run.example) for run in runs], columns=["group", "example"]
-    )
-    held: dict[str, bool] = {}  # by chosen prompt
-    for _, own in examples.drop_duplicates().groupby("group", sort=False)["example"]:
-        step = max(1.0, len(own) / (per_group or len(own)))
-        kept = [own.iloc[int(at * step)] for at in range(int(len(own) / step))]
+    group_of = pd.Series({run.example: run.group for run in runs})
+    held: dict[str, bool] = {}  # by selected prompt
+    for _, own in group_of.groupby(group_of, sort=False):
+        count = min(per_group or len(own), len(own))
+        kept = own.index[np.arange(count) * len(own) // count]
         held |= {example: at % HELD_OUT == HELD_OUT - 1 for at, example in enumerate(kept)}
-    order = [*groups, *examples["group"]]
+    order = [*groups, *group_of]
     runs = [run for run in runs if run.example in held and run.new_tokens]
     runs.sort(key=lambda run: order.index(run.group))
     limits = [limit for limit in (max_new, recorded.max_new) if limit]
@@ -173,21 +192,17 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
     """Return costs that are the same at every context (those at `CONTEXT`), with the draft's scaled
-    so that a one-node draft call costs `ratio` of a target call.
+    so that a one-node draft call costs `ratio` of a target call."""
+    assert costs.draft is not None
 
-    Raises `ValueError` for costs without a draft.
-    """
-    if costs.draft is None:
-        raise ValueError("the costs have no draft model: give draft_ms")
-
-    def flat(surface: Surface, factor: float = 1.0) -> Surface:
+    def at_context(surface: Surface, factor: float = 1.0) -> Surface:
         sizes = next(iter(surface.ms.values()))
         row = {nodes: factor * surface.call_ms(nodes, CONTEXT) for nodes in sizes}
-        return Surface({math.inf: row}, padded=surface.padded)
+        return replace(surface, ms={math.inf: row})
 
-    target, draft = flat(costs.target), flat(costs.draft)
+    target, draft = at_context(costs.target), at_context(costs.draft)
     factor = ratio * target.call_ms(1, CONTEXT) / draft.call_ms(1, CONTEXT)
-    return Costs(target, flat(costs.draft, factor))
+    return Costs(target, at_context(costs.draft, factor))
 
 
 def study(
@@ -195,38 +210,29 @@ def study(
     shown: RecordedRuns,
     decoders: Mapping[str, Mapping],
     agreements: Sequence[float],
-    machines: Mapping[tuple[str, float], Costs],
-    tokenizer,
     rates: OffTextRates | None,
 ) -> list[dict]:
-    """Predict speedups on `shown` with settings chosen on `tuned`; return a row for each decoder,
-    agreement, machine and prompt group.
+    """Predict speedups on `shown` with settings chosen on `tuned`; return a row for each decoder
+    (configs by name), agreement, set of costs, ratio and prompt group.
 
-    `decoders` has configs by name, `machines` costs by name and ratio (see `with_ratio`). If
-    `rates` is None, decoders that read unrecorded predictions raise an error.
+    If `rates` is None, decoders that read unrecorded predictions raise an error.
     """
     rows, both = [], replace(tuned, runs=[*tuned.runs, *shown.runs])
     for agreement in tqdm([None, *agreements], desc="agreements", leave=False):
-        given: dict[str, Any] = {"rates": rates and {"": rates}}
-        if agreement is not None:
-            given["draft"] = SimulatedDraft(agreement, both, tokenizer=tokenizer)
+        draft = None if agreement is None else SimulatedDraft(agreement, both)
         counted: list[dict] = [{}, {}]
-        for (costs_name, ratio), costs in machines.items():
-            choosing, showing = (
-                Evidence(part, costs, counted=known, **given)
-                for part, known in zip((tuned, shown), counted, strict=True)
-            )
+        for costs_name, ratio in product(COSTS, RATIOS):
+            costs = with_ratio(Costs.load(costs_name), ratio)
+            given: dict[str, Any] = {"draft": draft, "rates": rates and {"": rates}}
+            choosing = Evidence(tuned, costs, counted=counted[0], **given)
+            showing = Evidence(shown, costs, counted=counted[1], **given)
+            plain = showing.counts("greedy", {}, {})
+            groups = list(dict.fromkeys(sample.group for sample in plain))
             for name, config in decoders.items():
-                if name == "greedy" or ("draft" in config) != ("draft" in given):
+                if needs_draft(config) != (draft is not None):
                     continue
-
-                def rate(settings, name=name, config=config, choosing=choosing) -> float:
-                    return predict(choosing, name, config, settings).tokens_per_s
-
-                best = search(rate, SPACES.get(name, {}), configured=config, rounds=1)
-                plain = showing.counts("greedy", {}, {})
+                best = fastest_settings(choosing, name, config)
                 ours = showing.counts(name, config, best)
-                groups = list(dict.fromkeys(sample.group for sample in ours))
                 for group in [*(groups if len(groups) > 1 else ()), ALL]:
                     base, own = ([s for s in of if group in (s.group, ALL)] for of in (plain, ours))
                     found = Prediction.of(base, own, costs)
@@ -237,6 +243,15 @@ def study(
                     prompts = len({sample.example for sample in own})
                     rows.append(row | {"prompts": prompts, "settings": best})
     return rows
+
+
+def fastest_settings(evidence: Evidence, name: str, config: Mapping) -> dict:
+    """Return the settings in the decoder's search space with the highest predicted speed."""
+
+    def rate(settings: Mapping) -> float:
+        return predict(evidence, name, config, settings).tokens_per_s
+
+    return search(rate, SPACES.get(name, {}), configured=config, rounds=1)
 
 
 def write(out: Path, document: dict) -> None:
@@ -258,10 +273,9 @@ def write(out: Path, document: dict) -> None:
     folder = ResultsFolder(out)
     folder.write_json("agreement.json", document)
     folder.write_text("agreement.md", text)
-    for costs in dict.fromkeys(frame["costs"]):
-        rows = frame[frame["costs"] == costs]
+    for costs, rows in frame.groupby("costs", sort=False):
         figure = style.with_title(agreement_curves(rows), f"costs {costs} · {title}")
-        style.save(figure, *(out / f"agreement_{costs}.{kind}" for kind in ("png", "svg")))
+        style.save(figure, out / f"agreement_{costs}.png")
 
 
 @style.styled
@@ -273,31 +287,28 @@ def agreement_curves(rows: pd.DataFrame) -> Figure:
     """
     groups, ratios = list(dict.fromkeys(rows["group"])), sorted(set(rows["ratio"]))
     rows = rows.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
-    marks = decoder_marks(list(dict.fromkeys(rows["decoder"])))
+    marks = style.decoder_marks(list(dict.fromkeys(rows["decoder"])))
     down, across = -(-len(groups) // COLUMNS), min(COLUMNS, len(groups))
     figure = style.new_figure(1.2 + (2.5 if len(groups) > 1 else 3.6) * down)
     panels = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     for axes, group in zip(panels, groups, strict=False):
         own = rows[rows["group"] == group]
         for (name, ratio), line in own.groupby(["decoder", "ratio"], sort=False):
-            mark = marks[str(name)]
-            look = mark.points(linestyle=LINES[ratios.index(ratio) % len(LINES)], markersize=4)
-            look |= {"label": f"{name}, a draft call costs {ratio:g}"}
+            mark, dashes = marks[str(name)], style.LINES[ratios.index(ratio) % len(style.LINES)]
             if line["agreement"].notna().all():
+                look = mark.points(linestyle=dashes, markersize=4)
+                look |= {"label": f"{name}, a draft call costs {ratio:g}"}
                 error = style.reach(line, "speedup")
                 axes.errorbar(line["agreement"], line["speedup"], yerr=error, **look)
             elif ratio == ratios[0]:
                 axes.axhline(line["speedup"].iloc[0], color=mark.colour, label=f"{name}, no draft")
-        axes.set(
-            title=f"{group}, {own['prompts'].iloc[0]} prompts", xlabel="agreement of the draft"
-        )
+        axes.set(title=f"{group}, {own['prompts'].iloc[0]} prompts")
         axes.grid(axis="y")
-    for axes in panels[len(groups) :]:
-        axes.set_axis_off()
+    figure.supxlabel("agreement of the draft", fontsize=10)
     figure.supylabel("speedup over greedy", fontsize=10)
-    what = "Error bars: 95 % bootstrap over prompts, paired"
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "title_fontsize": 9}
-    figure.legend(*panels[0].get_legend_handles_labels(), title=what, **place)
+    title = "Error bars: 95 % bootstrap over prompts, paired"
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, title=title, loc="outside lower center", ncols=3, title_fontsize=9)
     return figure
 
 

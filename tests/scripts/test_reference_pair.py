@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import corpus
-import evaluate
 import outputs
 import pandas as pd
 import polish
@@ -21,28 +20,27 @@ BRIEF = "steps=20 batch_tokens=512 length=64 long_length=128 compile=false"
 STEPS = {
     "prepare": "stdlib_files=60 vocab=512",
     "target": f"hidden=128 ffn=128 heads=1 layers=2 device=cpu {BRIEF}",
-    "polish": "steps=2 plain_length=64 compile=false device=cpu",
+    "polish": "steps=3 batch_tokens=512 length=64 compile=false device=cpu",
     "draft": f"groups=[[0,1]] ffn=192 outputs=8 device=cpu {BRIEF}",
     "export": "out={out}",
+    "evaluate": "out={out} prompts=1",
 }
 
 
 @pytest.mark.slow
-def test_the_steps_train_a_tiny_pair_that_decodes_and_is_measured(tmp_path, monkeypatch):
+def test_the_steps_train_a_tiny_pair_that_decodes_and_is_measured(tmp_path):
     work, out = tmp_path / "work", tmp_path / "pair"
     for step, options in STEPS.items():
         train.main([step, f"work={work}", *options.format(out=out).split()])
     summary = json.loads((work / "target" / "summary.json").read_text())
     assert summary["loss"] < 6.2  # ln 512 = 6.24: it has learned something
-    assert summary["polish_steps"] == 2 and summary["step"] == summary["steps"] == 20
+    assert summary["step"] == summary["steps"] == 20 and summary["polish"]["step"] == 3
+    assert 0 <= summary["polish"]["repeats"] <= 1
     target = CachedModel.from_pretrained(str(out / "target"))
     draft = CachedModel.from_pretrained(str(out / "draft"))
     prompt = target.tokenizer("def mean(values):").input_ids
     for drafter in (Ouroboros(draft), RootOnly()):
         assert decode(target, drafter, prompt, max_new=8).new_tokens
-    words = ["evaluate.py", "--pair", str(out), "--work", str(work), "--prompts", "1"]
-    monkeypatch.setattr("sys.argv", words)
-    evaluate.main()
     found = json.loads((out / "evaluation.json").read_text())
     assert 5 < found["loss"]["target"]["module"]["nats_per_token"] < 7
     assert 0 <= found["humaneval"]["0.8"]["agreement"] <= 1
