@@ -40,6 +40,8 @@ def packed_attention(
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values.
 
     Returns [1, n, heads, width]. `attention_mask` is [1, 1, n, slots], additive or boolean.
+    transformers' own `sdpa` function handles one query head per key head, several tokens without a
+    mask, masks that differ by head, and position biases.
     """
     _, heads, n, width = query.shape
     group = heads // key.shape[1]
@@ -68,7 +70,9 @@ def kernel_attention(
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Compute `packed_attention` with the Triton kernel if it supports the call."""
+    """Compute `packed_attention` with the Triton kernel if it supports the call (see `fits`), else
+    without it. An unsupported call whose mask is an int32 table, which only the kernel reads,
+    raises `ValueError`."""
     special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
     if special or attention_mask is None or not fits(query, key, value, attention_mask):
         if attention_mask is not None and attention_mask.dtype == torch.int32:
@@ -85,8 +89,9 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
 
 
 def use_packed_attention(model: PreTrainedModel) -> str | None:
-    """Switch a model that runs on `sdpa` to the kernel if that works on this GPU, else to packed
-    attention. Return the reason if a GPU does not use the kernel, else None."""
+    """Switch a model that runs on `sdpa` to the Triton kernel if it works on this GPU, else to
+    packed attention. Return None, or the reason for not doing so: the model does not run on `sdpa`
+    and was left unchanged, or the kernel does not work on this GPU."""
     config = model.config.get_text_config()
     if config._attn_implementation == KERNEL_NAME:
         return None

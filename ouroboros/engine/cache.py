@@ -2,8 +2,8 @@
 
 New keys and values are written in place after the slots in use. Accepting a path moves its slots
 together; a rollback only changes the length. Tensors are reallocated, at twice the size, only when
-they are full. While a cache is `aimed`, the slots to write are given by a device tensor, and the
-number of slots to read is fixed, so that a captured call can be replayed.
+they are full. For calls that are captured as CUDA graphs, `SlotCache.fixed_slots` sets the slots to
+write by a device tensor, and fixes the number of slots to read.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
@@ -34,9 +34,14 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the engine knows about a model. `max_len` is the number of usable positions;
-    `layer_types` is None unless full and sliding layers are mixed; `layers` has the KV cache shapes
-    of each layer."""
+    """Properties of a model, as found by `check_tree_support`.
+
+    - `max_len`: number of usable positions
+    - `sliding_window`: None without one
+    - `layer_types`: "full_attention" or "sliding_attention" for each layer; None if all are the
+      same
+    - `layers`: the KV cache shape of each layer
+    """
 
     max_len: int
     sliding_window: int | None
@@ -51,13 +56,15 @@ EXCLUDED = 1e3  # logits this far below the best are ignored
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the largest allowed difference of two calls' logits, in their standard deviations."""
+    """Return the largest allowed difference between the logits of two calls, in standard deviations
+    of the logits."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference of two calls' logits, in standard deviations of `expected`.
-    Ignores logits more than `EXCLUDED` below the best (a stand-in's unused ids)."""
+    """Return the largest difference between the logits of two calls, in standard deviations of
+    `expected`. Ignores logits more than `EXCLUDED` below the largest one (unused ids of a
+    stand-in)."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()
@@ -88,25 +95,25 @@ class SlotLayer(DynamicLayer):
 
 
 @dataclass(eq=False)
-class AimedLayer:
-    """One layer of an aimed cache. All layers have the same fields, so that they share compiled
-    code.
+class FixedSlotsLayer:
+    """One layer of a cache within `SlotCache.fixed_slots`. All layers have the same fields, so that
+    they share compiled code.
 
-    `keys` and `values` are [kv_heads, capacity, width]; `slots` ([nodes] int64) has the slots to
-    write; the length of `view` is the number of slots to read.
+    `keys` and `values` are [kv_heads, capacity, width]; `written` ([nodes] int64) has the slots to
+    write; the length of `read` is the number of slots to read.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
-    slots: torch.Tensor
-    view: torch.Tensor
+    written: torch.Tensor
+    read: torch.Tensor
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write keys and values, [1, kv_heads, nodes, width]; return all slots to read."""
-        self.keys.index_copy_(1, self.slots, key_states[0])
-        self.values.index_copy_(1, self.slots, value_states[0])
-        read = len(self.view)
-        return self.keys[None, :, :read], self.values[None, :, :read]
+        """Write keys and values, [1, kv_heads, nodes, width]; return those of all slots to read."""
+        self.keys.index_copy_(1, self.written, key_states[0])
+        self.values.index_copy_(1, self.written, value_states[0])
+        slots = len(self.read)
+        return self.keys[None, :, :slots], self.values[None, :, :slots]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: captured code must not depend on the length."""
@@ -118,7 +125,7 @@ Pools = dict[LayerShape, tuple[torch.Tensor, torch.Tensor]]
 
 
 def allocate(shapes: Mapping[LayerShape, Sequence[int]], slots: int) -> Pools:
-    """Return pools for layers of these shapes.
+    """Return pools of `slots` slots. `shapes` maps each layer shape to the indices of its layers.
 
     They are zeroed, because NaNs in uninitialised memory would pass through a mask. They are never
     inference tensors, because layers would be recompiled for these.
@@ -147,35 +154,37 @@ class SlotCache(Cache):
         self.groups = {s: [i for i, other in enumerate(shapes) if other == s] for s in shapes}
         self.pools: Pools = {}
         self.capacity = self.length = 0
-        self._aim: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._fixed: tuple[torch.Tensor, torch.Tensor] | None = None
         self.reserve(capacity)
 
     @contextmanager
-    def aimed(self, slots: torch.Tensor, view: torch.Tensor) -> Iterator[None]:
-        """Context manager: write to `slots` ([nodes] int64, on the device) and read the first
-        `len(view)` slots, whatever the cache's length."""
-        self._aim = slots, view
+    def fixed_slots(self, written: torch.Tensor, read: torch.Tensor) -> Iterator[None]:
+        """Context manager: write keys and values to the slots `written` ([nodes] int64, on the
+        device), and read slots 0 to len(read) - 1, whatever the cache's length. `read` is a tensor
+        so that compiled code treats its length as dynamic; its values are not used."""
+        self._fixed = written, read
         try:
             yield
         finally:
-            self._aim = None
+            self._fixed = None
 
     def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
         """Write one layer's keys and values, [1, kv_heads, nodes, width]; return those to read."""
-        layer = self.slots[layer_idx] if self._aim is None else self.aimed_layer(layer_idx)
+        layer = self.slots[layer_idx] if self._fixed is None else self.fixed_layer(layer_idx)
         return layer.update(key_states, value_states)
 
-    def aimed_layer(self, layer_idx: int) -> AimedLayer:
-        """Return one layer, with the slots to write and to read as set by `aimed`."""
-        assert self._aim is not None
-        slots, view = self._aim
+    def fixed_layer(self, layer_idx: int) -> FixedSlotsLayer:
+        """Return one layer's keys and values, with the slots that `fixed_slots` set."""
+        assert self._fixed is not None
+        written, read = self._fixed
         layer = self.slots[layer_idx]
-        return AimedLayer(layer.keys[0], layer.values[0], slots.to(layer.keys.device), view)
+        written = written.to(layer.keys.device)
+        return FixedSlotsLayer(layer.keys[0], layer.values[0], written, read)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots in use; 0 within `aimed`, because captured code must not
+        """Return the number of slots in use; 0 within `fixed_slots`, because captured code must not
         depend on the length."""
-        return 0 if self._aim is not None else super().get_seq_length(layer_idx)
+        return 0 if self._fixed is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
         """Grow the capacity to at least `slots`, at least doubling it; keep the slots in use."""
@@ -246,8 +255,9 @@ class Slab(SlotCache):
 
 class SharedSlots:
     """Pools shared by several sequences, with a slab of `size` slots for each, so that captured
-    calls find all of them at fixed addresses. The slab of a dropped sequence is reused. The slots
-    after the last slab are for padding: they are written but never read."""
+    calls find all of them at fixed addresses. `whole` is the cache that owns the pools. The slab of
+    a dropped sequence is reused. The slot after the last slab is for padding: it is written but
+    never read."""
 
     def __init__(self, shapes: list[LayerShape]) -> None:
         self.whole, self.shapes = SlotCache(shapes, 1), shapes
@@ -263,7 +273,8 @@ class SharedSlots:
         return slab
 
     def grow(self, slabs: int, slots: int) -> None:
-        """Grow to `slabs` slabs of `slots` slots or more; a number that must grow is doubled."""
+        """Grow to at least `slabs` slabs of at least `slots` slots each. A number that must grow is
+        at least doubled."""
         wanted, now = (slabs, slots), (self.count, self.size)
         if any(want > had for want, had in zip(wanted, now, strict=True)):
             self.count, self.size = (

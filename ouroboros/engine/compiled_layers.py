@@ -67,10 +67,14 @@ class Swap(NamedTuple):
 
 
 class CompiledLayers:
-    """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
-    None until both kinds were timed. `products`: also use the kernels of `engine.triton_products`
-    for unquantised weights, if they are faster. `exact`: use `exact_product` for all linear layers,
-    the output head included; then `backend` may be None, to compile nothing."""
+    """A model's decoder layers, compiled with `backend` of `torch.compile`.
+
+    - `products`: use the kernels of `engine.triton_products` for unquantised weights too, if faster
+    - `exact`: use `exact_product` for all linear layers, the output head included; then `backend`
+      may be None, to compile nothing
+    - `tuned` (attribute): whether calls of one node use tuned code; None until both kinds were
+      timed
+    """
 
     def __init__(
         self,
@@ -106,7 +110,7 @@ class CompiledLayers:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Context manager: replace the model's layers by the compiled ones."""
+        """Context manager: within it, the model has the compiled layers in place of its own."""
         for layer in self.compiled:
             layer.tuned = self.tuned is not False
         for owner, name, _, other in self.swaps:
@@ -135,12 +139,13 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer with its own `AimedLayer` (keys and values) as the cache."""
+        """Call the layer; a `SlotCache` among the arguments is replaced by this layer's part of
+        it."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):
                 return value
-            slots = value.aimed_layer(self.index)
+            slots = value.fixed_layer(self.index)
             for tensor in vars(slots).values():
                 mark_dynamic(tensor)
             return slots
@@ -153,16 +158,20 @@ class CompiledLayer(nn.Module):
 
 
 def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
-    """Mark a tensor's node and slot axes as dynamic, so that new sizes do not recompile."""
+    """Mark `axes` of a tensor (None: its node and slot axes, see `DYNAMIC_AXES`) as dynamic, so
+    that new sizes do not recompile. Axes of size 1 stay static."""
     for axis in DYNAMIC_AXES.get(tensor.ndim, ()) if axes is None else axes:
         if tensor.shape[axis] > 1:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
 
 
 class ProductColumns(nn.Module):
-    """Columns `start` to `end` of the matrix product with the weights of one or several
-    projections. A `kernel` of `engine.triton_products` computes it (`product`: except for a single
-    row if `alone` is set); otherwise code compiled with the layer."""
+    """A module in place of one projection: columns `start` to `end` of the matrix product with
+    `operands`, the weight, scale and bias of one projection or of several fused ones.
+
+    `kernel` (`product` or `exact_product`) computes it, without one the code compiled with the
+    layer. `alone`: leave single rows to the compiled code if the kernel is `product`.
+    """
 
     alone = True
 
@@ -180,11 +189,12 @@ class ProductColumns(nn.Module):
 
 @torch.no_grad()
 def fuse_projections(layer: nn.Module, kernel: Any = None, fused: Any = FUSED) -> list[Swap]:
-    """Fuse projections of the same input: store their weights in one buffer and return the swaps.
+    """Fuse the projections of a layer that have the same input, as named in `fused`: store their
+    weights in one buffer. Return the swaps of these modules.
 
     Skips layers quantised by transformers, subclasses of `nn.Linear`, and projections that differ
-    in width, dtype, device or bias. Also swaps int8 layers, and with a `kernel` (`product` or
-    `exact_product`) all linear layers, even if no other layer shares their input.
+    in width, dtype, device or bias. Also swaps int8 layers and, if `kernel` (`product` or
+    `exact_product`) is given, all linear layers, even if no other layer shares their input.
     """
     swaps: list[Swap] = []
     done: set[nn.Module] = set()

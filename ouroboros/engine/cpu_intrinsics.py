@@ -60,7 +60,7 @@ def pointer(context, address):
 
 @intrinsic
 def next_item(context, counter):
-    """Return the value of a counter shared by threads, and increment it atomically."""
+    """Return the number at a pointer that threads share, and increment it atomically."""
     return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
         "add", arguments[0], LONG(1), "monotonic"
     )

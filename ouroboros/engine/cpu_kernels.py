@@ -67,7 +67,7 @@ def _rounded_bits(value):
 
 @numba.njit(forceinline=True, **FAST)
 def _round(array, value):
-    """Round to the dtype of an array."""
+    """Return `value` rounded to the dtype of `array`, as float32."""
     if array.itemsize == 2:
         return float_of(_rounded_bits(value) & np.uint32(0xFFFF0000))
     return np.float32(value)
@@ -121,8 +121,8 @@ def _turn(row, cos, sin, out, scale):
 
 @numba.njit(**FAST)
 def _copy(source, head, first, slots, target):
-    """Copy the keys or values in `slots` to `target` as float32; if `slots` is empty, those of
-    consecutive slots from `first` on."""
+    """Copy the keys or values of key head `head` to `target` [rows, width], as float32. Their slots
+    are `slots` or, if that is empty, consecutive ones from `first` on."""
     for row in range(len(target)):
         line = source[head, slots[row] if len(slots) else first + row]
         for column in range(len(line)):
@@ -183,9 +183,10 @@ def _softmax(scores, skip, count):
 def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tails, out):
     """Attend with one key head's group of the scaled `queries`, [n, heads, width]; write to `out`.
 
-    A row attends first to the full blocks of its `straight` slots, which are converted once for all
-    rows, then to its remaining slots, which are gathered for each row. Both are summed by the same
-    loop, in the same order. See `exact.Reach` for `lengths`, `straight`, `tails` and `first`.
+    First, all rows attend to the full blocks among the slots `0 ... straight - 1`, which are
+    converted to float32 once. Then each row attends to its remaining slots, which are gathered for
+    it. Both use the same loop, so the order of additions is the same. `lengths`, `straight`,
+    `tails` and `first` are those of `exact.Reach`.
     """
     n = len(queries)
     full = straight // BLOCK * BLOCK
@@ -239,10 +240,11 @@ def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tai
 @numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, bias, out):
     """Write to `out`, [n, columns], the product of the rows at address `rows`, [n, width], and a
-    weight in oneDNN's layout. A work item is 64 columns.
+    weight in oneDNN's layout, plus `bias` if not empty. Threads take work items of 64 columns from
+    `counter`.
 
     Sums in oneDNN's order: each block of inputs is summed separately, then added to the total. With
-    more than four rows, the first eight prefetch the next block while they multiply this one.
+    more than four rows, multiplying the first eight also prefetches the next block.
     """
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
@@ -282,7 +284,8 @@ def _multiply_rows(counter, width, rows, weight, bias, out):
 @numba.njit(**FAST)
 def _norm_rows(counter, rows, residual, addend, weight, out, eps):
     """For each row index in `rows`: add that row of `addend`, unless it is empty, to the residual
-    in place, and write the sum's RMSNorm to `out`, whose rows are in the order of `rows`."""
+    in place, and write the sum's RMSNorm to `out`, whose rows are in the order of `rows`. Threads
+    take row numbers from `counter`."""
     item = next_item(counter)
     while item < len(rows):
         own = residual[rows[item]]
@@ -295,7 +298,8 @@ def _norm_rows(counter, rows, residual, addend, weight, out, eps):
 
 @numba.njit(**FAST)
 def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, queries):
-    """Apply QK-norm, if any, and rotary embedding to one row; write its key and value to a slot."""
+    """Apply QK-norm, if any, and rotary embedding to one token's heads in `qkv`. Write its keys and
+    values to a cache slot, and its queries, times `scale`, to `queries`."""
     heads, kv_heads = len(queries), len(keys)
     for head in range(heads):
         q = qkv[head]
@@ -312,7 +316,8 @@ def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, q
 
 @numba.njit(**FAST)
 def _wait(barrier, counter):
-    """Wait for all threads, if there is a barrier; return the address of the next counter."""
+    """Wait until all threads arrive, if a barrier is given; return the address of the next
+    counter."""
     if barrier:
         call(barrier)
     return counter + 8
@@ -320,7 +325,8 @@ def _wait(barrier, counter):
 
 @numba.njit(**FAST)
 def _gate_rows(counter, both, out):
-    """Set `out` to SiLU(gate) * up; a work item is `PIECE` columns of a row."""
+    """Set `out` [n, width] to SiLU(gate) * up; `both` is [n, 2, width], gate and up. Threads take
+    work items of `PIECE` columns of a row from `counter`."""
     n, width = out.shape
     pieces, item = (width + PIECE - 1) // PIECE, next_item(counter)
     while item < n * pieces:
@@ -333,8 +339,8 @@ def _gate_rows(counter, both, out):
 
 
 def _pool():
-    """Return two functions of torch's OpenMP runtime (GNU's or Intel's): the one that runs a
-    parallel region, and the address of its thread barrier. None and 0 without OpenMP."""
+    """Return torch's OpenMP functions (GNU's or Intel's): the one that runs a parallel region, and
+    the address of the one that waits at a barrier. None and 0 without OpenMP."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
         enter, barrier = (
@@ -351,7 +357,8 @@ POOL, BARRIER = _pool()
 
 
 class Kernel:
-    """A compiled kernel. Call it with the number of work items, then its integers and addresses."""
+    """A compiled kernel. Call it with the number of work items, then the integers and addresses
+    that it takes (see `Kernels`)."""
 
     def __init__(self, function) -> None:
         with cached_in(CACHE) as options:

@@ -1,9 +1,9 @@
-"""Call a model directly: the engine behind `CachedModel.score` on a CPU.
+"""Call a transformers model directly: the engine of models that no other engine runs.
 
 `Eager` uses tensors of exactly the size of the call. `Static` (in `ouroboros.engine.static`) pads
-every call to one of a few fixed shapes, as CUDA graphs need.
+every call to one of a few fixed shapes, as CUDA graphs need. All engines are subclasses of `Eager`.
 
-Invariant: both engines write the same slots, mask the same tokens, and return the same logits up to
+Invariant: all engines write the same slots, mask the same tokens, and return the same logits up to
 rounding.
 """
 
@@ -45,8 +45,8 @@ def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
 
 class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
-    valid until the next call. `forwards` counts forward passes; `captures_jointly` says whether
-    joint calls are captured."""
+    valid until the next call. `forwards` counts forward passes; `captures_jointly` is true if joint
+    calls are captured as CUDA graphs."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -126,11 +126,11 @@ class Eager:
         return list(logits.split([len(layout.rows) for layout in layouts]))
 
     def masks(self, layout: Layout) -> Masks:
-        """Return the masks to pass to the model."""
+        """Return the attention masks to pass to the model, see `dense`."""
         return dense(layout, self.info)
 
     def joint_mask(self, layout: Layout) -> Any:
-        """Return the attention mask of one sequence in a joint call."""
+        """Return the attention mask of one sequence in a joint call, see `dense`."""
         return dense(layout, self.info, chains=True)
 
     def forward(
@@ -141,8 +141,9 @@ class Eager:
         keep: int | torch.Tensor,
         cache: Cache | None = None,
     ) -> torch.Tensor:
-        """Call the model on [1, n] ids and positions; return the logits of the rows to `keep`,
-        [rows, vocab] (0: all rows; n: the last n rows; a tensor: these indices)."""
+        """Call the model on [1, n] ids and positions, with `cache` (None: the engine's); return the
+        logits of the rows to `keep`, [rows, vocab] (0: all rows; n: the last n rows; a tensor:
+        these indices)."""
         out = self.model(
             input_ids=ids,
             position_ids=positions,

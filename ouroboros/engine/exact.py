@@ -56,7 +56,7 @@ class Reach:
 
     Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
     position, then `tails[r, 0], tails[r, 1], ...`. It skips the first `first[0, r]` of them, or
-    `first[1, r]` in layers with a sliding window.
+    `first[1, r]` in layers with a sliding window. All arrays are int64.
     """
 
     lengths: np.ndarray
@@ -78,7 +78,8 @@ class Reach:
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
-        """Return the slots that the fed tokens of a layout attend to."""
+        """Return the slots that the fed tokens of a layout attend to. `window`: the sliding window,
+        or None."""
         before, held, start = len(layout.missing), layout.held, layout.base + len(layout.missing)
         lengths = layout.positions()[held:] + 1
         first = np.zeros((2, len(lengths)), dtype=np.int64)
@@ -97,7 +98,8 @@ class Reach:
 
 
 class _Call(threading.local):
-    """The exact call in progress in this thread, read by attention and activations."""
+    """The exact call in progress in this thread, for attention and activations; `reach` is None
+    outside of exact calls, and `info` describes the model."""
 
     reach: Reach | None = None
     info: ModelInfo
@@ -134,7 +136,8 @@ class Exact(Eager):
 
     @contextmanager
     def _exact(self, reach: Reach) -> Iterator[None]:
-        """Context manager: use bitwise-reproducible attention with the slots in `reach`."""
+        """Context manager: while it is active, attention reads the slots in `reach`, in a fixed
+        order of additions. Raises `ValueError` if the weights have changed."""
         if self.packed.stale:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
         current.reach, current.info = reach, self.info
@@ -155,8 +158,8 @@ def exact_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
-    return [1, n, heads, width]. In joint calls the mask is the sequence's `Reach`. Calls made
-    outside this engine go to `packed_attention`."""
+    return [1, n, heads, width]. In joint calls the mask is the sequence's `Reach`. Outside of exact
+    calls this is `packed_attention`. Raises `ValueError` for the arguments in `CANNOT`."""
     reach = attention_mask if isinstance(attention_mask, Reach) else current.reach
     if reach is None:
         assert not isinstance(attention_mask, Reach)
@@ -176,7 +179,8 @@ def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: Reach, sliding: bool
 ) -> torch.Tensor:
     """Attend with scaled float32 queries [n, heads, width] over keys and values [kv_heads, slots,
-    width], each row to the slots in `reach`; return [n, heads, value width]."""
+    width], each row to the slots in `reach`; return [n, heads, value width]. `sliding`: whether the
+    layer has a sliding window."""
     (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
     keys, values = _rows_together(keys), _rows_together(values)
     capacities = keys.stride(0) // width, values.stride(0) // out_width
@@ -212,7 +216,8 @@ def is_sliding(layer: int, info: ModelInfo) -> bool:
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
-    """Return the mask for `sdpa`; None in exact calls, which use a `Reach` instead."""
+    """Return the mask that transformers makes for `sdpa`; None in exact calls, which use a
+    `Reach`."""
     return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
@@ -304,7 +309,8 @@ def _is_rotation(module: nn.Module) -> bool:
 
 
 class Operators(TorchDispatchMode):
-    """Records modules that use operators whose rounding depends on the number of rows."""
+    """Records modules that use operators whose rounding depends on the number of rows. `found` maps
+    the name of each such module to the operator's."""
 
     SUMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "matmul", "linear", "convolution")
     CURVES = (
@@ -319,7 +325,8 @@ class Operators(TorchDispatchMode):
         self.found: dict[str, str] = {}
 
     def refuses(self, func, args: tuple) -> bool:
-        """Return whether a call of an operator may round differently with other rows."""
+        """Return whether the result of an operator for one row may round differently if other rows
+        change."""
         operator = func._schema.name.split("::")[-1]
         sums = operator in self.SUMS or "scaled_dot" in operator or "grouped_mm" in operator
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -334,7 +341,7 @@ class Operators(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context manager: record the operators of all calls."""
+        """Context manager: record the operators of all calls of the model made within it."""
         enter = [
             module.register_forward_pre_hook(lambda module, _: self.inside.append(module))
             for module in self.names
@@ -352,7 +359,8 @@ class Operators(TorchDispatchMode):
 
 
 def check_operators(engine: Eager, operators: Operators) -> None:
-    """Raise `ValueError` with the name of a module that uses a refused operator in a call."""
+    """Make one call of the model. Raise `ValueError` with the name of a module that uses an
+    operator which `operators` refuses."""
     name = type(engine.model).__name__
     with torch.no_grad(), operators.watching():
         engine.run(0, [], TokenTree.chain(0, ()))
@@ -366,11 +374,11 @@ def check_operators(engine: Eager, operators: Operators) -> None:
 
 
 def check_exact(engine: Eager, length: int = TEXT, *, jointly: bool = False) -> None:
-    """Check that a random tree after a text of `length` tokens, and the same tokens fed in pieces
-    and in single steps, and (`jointly`) together with another sequence, give bitwise identical
-    logits. Overwrites the first slots.
+    """Check that calls give bitwise identical logits: score a random tree after a text of `length`
+    tokens; then feed the text in pieces and the nodes in single steps. With `jointly`, also score
+    the tree in one call with another sequence. Overwrites the first slots.
 
-    Raises `ValueError` naming the layers that are not exact, or the first difference.
+    Raises `ValueError` naming a module that is not exact, or the first difference.
     """
     info, name = engine.info, type(engine.model).__name__
     draw = np.random.default_rng(0)

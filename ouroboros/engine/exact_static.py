@@ -2,8 +2,9 @@
 
 GPU libraries choose the order of additions by the shape of a call. So every call has the same
 shape: it is padded to `ROWS` rows, and more tokens (of a prompt, a large tree or several sequences)
-take several calls. Then norms, activations and rotary embeddings treat each row alike. What remains
-are sums whose order must not depend on a row's place or company, and they are kernels of our own:
+take several calls. Norms, activations and rotary embeddings then compute each row alike. The
+remaining sums use kernels of our own, in which their order depends neither on a row's index nor on
+the other rows:
 
 - linear layers, the output head included: `triton_products.exact_product`, in fixed tiles;
 - attention: `triton_exact.exact_attention`, which adds up keys in the order of their positions.
@@ -47,7 +48,8 @@ log = logging.getLogger(__name__)
 
 class ExactStatic(Static):
     """The engine of exact calls on a GPU. Calls raise `ValueError` if modules have changed since it
-    was made; replaced weights are followed. `backend` compiles the layers (None: nothing does)."""
+    was made; replaced weights are used from the next sequence on. `backend`: of `torch.compile`,
+    for the decoder layers (None: they are not compiled)."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class ExactStatic(Static):
 
     @property
     def stale(self) -> bool:
-        """Whether a module, or what it computes apart from its weights, has changed."""
+        """Whether a module's class, hooks or plain attributes (see `module_facts`) have changed
+        since the engine was checked at load. Changed weights do not count."""
         if self.made is None:
             return False
         return module_facts(self.model) != self.made or is_hooked(self.model)
@@ -91,7 +94,8 @@ class ExactStatic(Static):
         return self._call(parts, self.shared.whole)
 
     def prepare(self, context: int, rows: int = 1) -> None:
-        """Capture calls on up to `context` slots, and joint calls."""
+        """Reserve slots for calls on up to `context` slots and, if `rows` > 1, for joint calls of
+        that many sequences; on a GPU, also capture these calls."""
         most = padded_slots(context + NODES[-1])
         self.cache.reserve(most)
         if rows > 1:
@@ -103,8 +107,9 @@ class ExactStatic(Static):
                 self._pass(nothing, [], nothing[:1, :, None], -(-slots // PART), whole)
 
     @property
-    def _tables(self) -> int:
-        """Number of tables: layers of mixed types need two, the second one with the window."""
+    def _table_count(self) -> int:
+        """Number of attention tables of a call: 2 if the model has full and sliding layers (the
+        second is for sliding layers), else 1."""
         return 1 + (self.info.layer_types is not None)
 
     def _call(
@@ -113,7 +118,9 @@ class ExactStatic(Static):
         whole: SlotCache,
         token: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Return the logits of each layout's rows. The slots of all parts lie in `whole`."""
+        """Score one layout or more, each with its sequence's slots; return the logits of each,
+        [rows, vocab]. `whole` is the cache whose pools contain the slots of all of them. `token`
+        ([1], on the device) replaces the first id."""
         if any(not layout.base for _, layout in parts):
             self._follow_weights()
             if self.stale:
@@ -124,7 +131,7 @@ class ExactStatic(Static):
         count = -(-padded_slots(max(int(r.lengths.max()) for r in reaches)) // PART)
         count, end, kept = max(count, -(-width // TAILS)), 0, list[int]()
         columns = np.zeros((3, n), dtype=np.int64)
-        tables = np.zeros((self._tables, n, HEAD + width), dtype=np.int32)
+        tables = np.zeros((self._table_count, n, HEAD + width), dtype=np.int32)
         for (slots, layout), reach in zip(parts, reaches, strict=True):
             start, end = end, end + len(reach.lengths)
             first, own = getattr(slots, "first", 0), tables[:, start:end]
@@ -155,11 +162,18 @@ class ExactStatic(Static):
         whole: SlotCache,
         token: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Make one padded pass of the model; return [rows, vocab] logits, first those of the rows
-        `kept`. `columns` are ids, positions and slots; attention has `count` parts."""
+        """Run the model once on n tokens, padded to `self.rows`; return [self.rows, vocab] logits,
+        of which the first ones are those of the rows in `kept`.
+
+        - `columns`: [3, n], the tokens' ids, positions and cache slots
+        - `tables`: [tables, n, entries] int32, the slots attended to (see `triton_exact`)
+        - `count`: number of parts, of PART positions each, that attention covers
+        - `whole`: the cache that contains all these slots
+        - `token`: replaces the first id, see `_call`
+        """
         self.forwards += 1
         rows, entries, n = self.rows, HEAD + TAILS * count, columns.shape[1]
-        shape = self._tables, rows, entries
+        shape = self._table_count, rows, entries
         words = np.zeros(4 * rows + -(-math.prod(shape) // 2), dtype=np.int64)
         head = words[: 4 * rows].reshape(4, rows)
         head[3] = whole.capacity - 1  # padding is written to a slot that is never read
@@ -170,7 +184,7 @@ class ExactStatic(Static):
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             ids, own, positions, slots, mask = unpack_jointly(inputs, self.info, rows, entries)
             view = torch.arange(whole.capacity, device=inputs.device)
-            with self._layers(), whole.aimed(slots, view):
+            with self._layers(), whole.fixed_slots(slots, view):
                 return self.forward(ids[None], positions[None], mask, own, whole)
 
         return self._computed((count, whole is self.cache), words, rows, forward, token)
@@ -186,8 +200,10 @@ def attend_by_table(
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with [1, heads, n, width] queries over pools of keys and values under an int32 table;
-    return [1, n, heads, width]. Calls made outside this engine go to `kernel_attention`."""
+    """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
+    return [1, n, heads, width]. If `attention_mask` is an int32 table (see `triton_exact`),
+    attention is exact, and arguments that this does not support raise `ValueError`; other masks are
+    passed to `kernel_attention`."""
     if attention_mask is None or attention_mask.dtype != torch.int32:
         return kernel_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -206,8 +222,8 @@ register(NAME, attend_by_table, sdpa_mask)
 
 
 class RowOperators(Operators):
-    """Records modules that use operators other than these, which treat rows alike if all calls have
-    the same shape."""
+    """Records modules that use an operator not listed here. If all calls have the same shape, the
+    listed operators compute a row independently of its index and of the other rows."""
 
     REDUCTIONS = ("mean", "sum", "amax", "var_mean", "linalg_vector_norm")  # of the last axis
     ALLOWED = (

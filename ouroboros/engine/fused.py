@@ -1,15 +1,15 @@
-"""Call Llama-like decoders on a CPU without transformers' modules: faster, bitwise reproducible.
+"""Run Llama-like decoders on a CPU with packed weights and compiled kernels, without modules.
 
-A call alternates matrix products with packed weights and a few kernels
-(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. In both, a
-row's result does not depend on the other rows. So such calls are exact by default, and take no
-longer than calls of the modules. If our own kernel can multiply all packed weights, a call of up to
-64 rows is one kernel, without Python between its steps.
+A call alternates matrix products with packed weights (`ouroboros.engine.prepack`) and a few kernels
+(`ouroboros.engine.cpu_kernels`), so it spends almost all its time reading weights. In both, a row's
+result does not depend on the other rows. So these calls are always exact: a token's logits are
+bitwise identical in every call. If our own kernel can multiply all packed weights, a call of up to
+64 rows is a single kernel, without Python between its steps.
 
-The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
-with those of the modules, and returns None for any other model. Small weights are read in place,
-packed weights are copies (see `ouroboros.engine.prepack`). If a weight or a module changes, the
-modules are called again.
+`fuse` recognises models that are built like Llama and compares their logits with those of
+transformers' modules; for any other model it returns None. The model is unchanged: small weights
+are read in place, packed weights are copies. If a weight or a module changes, calls go through the
+modules again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class DecoderLayer(NamedTuple):
-    """The modules of one decoder layer, in the order of their use."""
+    """The modules of one decoder layer, in the order of their use; None for a norm that the model
+    lacks."""
 
     input_layernorm: Any
     q_proj: Any
@@ -70,7 +71,8 @@ class DecoderLayer(NamedTuple):
 
 class Fused(Eager):
     """The engine that calls kernels and packed matrix products. If the model has changed since it
-    was packed, it calls the modules or, with `demanded`, raises `ValueError`."""
+    was packed, calls go through its modules or, if exact calls are `demanded`, raise `ValueError`.
+    `fresh`: whether the model was unchanged at the last check."""
 
     def __init__(
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
@@ -102,7 +104,8 @@ class Fused(Eager):
 
     @property
     def stale(self) -> bool:
-        """Whether weights, modules, their hooks or their attributes have changed."""
+        """Whether weights, modules, hooks or modules' attributes have changed since the model was
+        packed."""
         return self._replaced() or self._altered()
 
     def _replaced(self) -> bool:
@@ -135,8 +138,9 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Detect changed weights and modules; if a sequence `begins`, compare sampled elements,
-        hooks and modules' attributes too."""
+        """Set `fresh`: whether the model is unchanged. Look for replaced weights and modules; in a
+        call that `begins` a sequence, also compare sampled elements, hooks and modules' attributes.
+        Raise `ValueError` if the model has changed and exact calls are `demanded`."""
         if begins:
             self.packed.check(closely=False)
             self.altered, self.few = self._altered(), None
@@ -220,8 +224,9 @@ class Fused(Eager):
         return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the cosines and sines of positions, [n, width] each. They come from a table that
-        grows by a fixed number of positions, so they are bitwise identical in every call."""
+        """Return the rotary cosines and sines of `positions` [n], [n, width] each. They come from a
+        table that is extended `ANGLES` positions at a time, so they are bitwise identical in every
+        call."""
         if (last := int(positions.max())) >= len(self.cos):
             like, pieces = torch.empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
             for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
@@ -233,8 +238,9 @@ class Fused(Eager):
 
 
 class FewRows:
-    """Calls the whole model as one kernel, for up to `MOST` rows. `table` holds the addresses of
-    the layers' weights; it is None if the kernel cannot multiply them."""
+    """Runs the whole model in one kernel call, for up to `MOST` rows. `table` [layers, fields] has
+    the addresses of each layer's weights and biases; None if the kernel cannot multiply the
+    weights."""
 
     def __init__(self, engine: Fused) -> None:
         self.engine = engine
@@ -281,8 +287,10 @@ class FewRows:
         parts: Sequence[tuple[SlotCache, slice, Any]],
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
-        """Return the logits of the rows to keep (see `Eager.forward`). `parts` has each sequence's
-        slots, rows and `Reach`."""
+        """Return the logits of the rows to `keep`, [rows, vocab] (see `Eager.forward`). `ids` are
+        the n tokens to feed, `angles` the cosines and sines of their positions. `parts` has for
+        each sequence: its cache slots, its rows among the n, and the slots that these rows attend
+        to (a `Reach`)."""
         engine, n, table = self.engine, len(ids), self.table
         assert table is not None
         shape, threads = engine.info.layers[0], torch.get_num_threads()
@@ -317,7 +325,7 @@ class FewRows:
 
 
 def _mark(weight: torch.Tensor) -> tuple[int, int]:
-    """Return values that change when a weight is moved or written to."""
+    """Return a weight's address and torch's count of writes to it (0 for inference tensors)."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
@@ -330,7 +338,8 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def is_hooked(model: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`."""
+    """Return whether any module has a hook other than `PackedWeights.before_call`, or a replaced
+    `forward`."""
     return any(
         module._forward_hooks
         or "forward" in module.__dict__
@@ -343,7 +352,8 @@ def is_hooked(model: nn.Module) -> bool:
 
 
 def _bias(*layers: Any) -> torch.Tensor | None:
-    """Return the bias of a layer or of a joined group; None if there is none."""
+    """Return the concatenated biases of `layers`, with zeros for a layer without one; None if no
+    layer has one."""
     biases = [layer._parameters["bias"] for layer in layers]
     if all(own is None for own in biases):
         return None
@@ -355,7 +365,8 @@ def _bias(*layers: Any) -> torch.Tensor | None:
 
 
 def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
-    """Return the output of a packed layer or a joined group, without calling modules."""
+    """Return `rows` times the packed weights of one layer, or of all layers of a group, plus
+    biases, [n, outputs]. No module is called."""
     return layers[0].packed.multiply(rows, _bias(*layers))
 
 

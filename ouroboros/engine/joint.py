@@ -25,8 +25,9 @@ SERVED: set[str] = set()  # names of the attention functions that support joint 
 
 
 class Share(NamedTuple):
-    """One sequence in a joint call: its slots, its layout, which of the call's tokens are its own,
-    and its attention mask (one for all layers, or a dict by layer type)."""
+    """One sequence in a joint call: its cache slots, its layout, the range `fed` of its tokens
+    among the call's tokens, and its attention mask (one for all layers, or a dict by layer
+    type)."""
 
     slots: SlotCache
     layout: Layout
@@ -58,7 +59,8 @@ class JointCache(Cache):
 
     @contextmanager
     def attended(self, masks: Sequence[Any]) -> Iterator[None]:
-        """Context manager: run attention sequence by sequence, with these masks."""
+        """Context manager: while it is active, attention runs sequence by sequence. `masks` has the
+        mask of each sequence."""
         pairs = zip(self.shares, masks, strict=True)
         self.shares = [share._replace(mask=mask) for share, mask in pairs]
         current.cache = self
@@ -68,7 +70,8 @@ class JointCache(Cache):
             current.cache = None
 
     def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
-        """Write one layer's keys and values, [1, kv_heads, fed tokens, width]; return them."""
+        """Write one layer's keys and values, [1, kv_heads, fed tokens, width], to each sequence's
+        slots; return the arguments unchanged."""
         self.layer = layer_idx
         self.seen = [
             share.slots.slots[layer_idx].update(

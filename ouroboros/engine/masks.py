@@ -23,7 +23,7 @@ Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 class Layout(NamedTuple):
     """The tokens of a forward pass: `missing` tokens of the sequence, then a tree, in slots from
-    `base` on.
+    `base` on. Its *columns* are all of these tokens.
 
     The first `held` nodes of the tree are cached already and not fed. If there are any, `missing`
     is empty; none of them is a logit node.
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
     @property
     def rows(self) -> list[int]:
-        """The indices of the logit nodes among the fed tokens."""
+        """The indices of the tree's logit nodes among the fed tokens."""
         first = len(self.missing) - self.held
         return [first + node for node in self.tree.logit_nodes]
 
@@ -76,8 +76,8 @@ class Layout(NamedTuple):
 
 
 def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
-    """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, which
-    the model masks itself.
+    """Return the additive masks over all slots in use, [1, 1, fed, base + columns] (by layer type
+    if types are mixed, see `by_layer`); None for a chain, which the model masks itself.
 
     With `chains`, a chain gets a mask too, unless attention works without one: for a single token
     or the first tokens of a sequence, if they fit in any sliding window.
@@ -109,11 +109,12 @@ def spread(
     at: torch.Tensor,
     info: ModelInfo,
 ) -> Masks:
-    """Return the masks of a padded pass, [1, 1, nodes, slots].
+    """Return the masks of a padded pass, [1, 1, nodes, slots], as `by_layer` does.
 
-    `at` has the slots 0 to slots - 1. `inside` [nodes, columns] and `positions` [columns] are the
-    layout's mask and positions, padded; `base` [1] is its first slot, and `own` [nodes] has the
-    columns of the fed tokens.
+    - `inside` [nodes, columns], `positions` [columns]: the layout's mask and positions, padded
+    - `own` [nodes]: the columns of the fed tokens
+    - `base` [1]: the layout's first slot
+    - `at` [slots]: the slots 0 to slots - 1
     """
     width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base
@@ -125,7 +126,8 @@ def spread(
 
 
 def by_layer(seen: torch.Tensor, near: torch.Tensor | None, info: ModelInfo) -> Masks:
-    """Return an additive mask, or one per layer type if types are mixed.
+    """Return an additive mask or, if layer types are mixed, a dict of one per type:
+    "full_attention" and "sliding_attention".
 
     `seen` and `near` are [queries, slots] bool: the slots that a full-attention layer attends to,
     and the slots within the sliding window (None: all).
@@ -138,6 +140,7 @@ def by_layer(seen: torch.Tensor, near: torch.Tensor | None, info: ModelInfo) -> 
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask [1, 1, queries, slots] of a boolean [queries, slots]."""
+    """Return the additive mask [1, 1, queries, slots] of a boolean [queries, slots]: 0 where
+    visible, else the lowest value of `dtype`."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]

@@ -58,20 +58,25 @@ class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
-    call. The model has one set of cache slots, which passes to whichever sequence is scored; a
-    prefix shared with the previous sequence is not fed again. `score_together` gives each sequence
-    separate slots, which it keeps.
+    call. The model has one set of cache slots, which holds the sequence that was scored last; a
+    prefix that the next sequence shares with it is not fed again. `score_together` gives each
+    sequence cache slots of its own, which it keeps.
 
-    `engine`: "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
-    model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`; "tuned" is "auto" with the kernels of
-    `ouroboros.engine.triton_products`. On a CPU, "auto" calls prepacked Llama-like models with
-    kernels (`ouroboros.engine.fused`) if they are faster, "fused" without timing them. With
-    `exact`, `engine` is ignored, and a model is refused unless its calls are exact: a token's
-    logits are bitwise identical in every call. A draft reads at most the last `prefill_limit`
-    tokens of a new prompt (None: all).
+    `engine` is one of:
 
-    Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
+    - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
+      `engine_reason`; on a CPU "fused" if that is faster, else "eager"
+    - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
+    - "tuned": "auto" with the kernels of `ouroboros.engine.triton_products`
+    - "fused": on a CPU, run a Llama-like model by kernels (`ouroboros.engine.fused`) without timing
+      them first; "eager" for any other model
+    - "eager": call the transformers model directly
+
+    With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call. A
+    draft model reads at most the last `prefill_limit` tokens of a new prompt (None: all).
+
+    Raises `ValueError` with the reason if the architecture cannot score trees, or with `exact` if
+    its calls cannot be exact.
     """
 
     def __init__(
@@ -114,7 +119,8 @@ class CachedModel(TreeModel):
 
     @property
     def outdated(self) -> bool:
-        """Whether exact calls are demanded of a model that has changed since it was packed."""
+        """Whether the model was wrapped with `exact=True` and has changed since it was packed. Then
+        call `prepack`."""
         engine = self.engine
         changed = engine if isinstance(engine, Fused | ExactStatic) else self.packed
         return self._demanded and changed.stale
@@ -133,7 +139,8 @@ class CachedModel(TreeModel):
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
-        quantization_config="int8" (see `quantise`).
+        quantization_config="int8" (see `quantise`). The other arguments are those of the
+        constructor.
 
         A model that transformers quantises is loaded directly to its device, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
@@ -160,10 +167,13 @@ class CachedModel(TreeModel):
 
     def prepack(self) -> None:
         """On a CPU, copy the weights of linear layers to a layout that makes calls of a few rows
-        faster, and use the copies if timing confirms it. Llama-like models are then called with
-        kernels, and their calls are exact (`ouroboros.engine.fused`). `from_pretrained` prepacks;
-        for a model of your own, call this when its weights are final. `packed.facts` has the times
-        and the row counts for which the copies are used."""
+        faster, and use the copies if timing confirms it. Llama-like models are then run by kernels,
+        and their calls are exact (`ouroboros.engine.fused`). `packed.facts` has the times and the
+        row counts for which the copies are used. With `exact=True`, prepare exact calls again, on a
+        GPU too; raises `ValueError` if that fails.
+
+        `from_pretrained` prepacks; for a model of your own, call this when its weights are final.
+        """
         model, info, cache = self.model, self._info, self.cache
         self.empty()
         cache.set_length(0)
@@ -197,7 +207,8 @@ class CachedModel(TreeModel):
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _check_shape(self) -> None:
-        """Raise `ValueError` if the model's vocabulary or dtype is not that of its wrapper."""
+        """Raise `ValueError` if the model's number of ids or its dtype has changed since it was
+        wrapped."""
         model, (ids, dtype) = self.model, (self.vocab_size, self.dtype)
         now = len(model.get_input_embeddings().weight), model.dtype
         if now != (ids, dtype):
@@ -223,14 +234,18 @@ class CachedModel(TreeModel):
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
-        write the tree to the cache.
+        write the tree to the cache. `width` is the vocabulary size, or less for a draft model of a
+        smaller target.
 
-        The logits are valid until the next call; their attribute `choosing` is `Eager.choosing`.
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
-        vocabulary, which only draft models meet, are fed as id 0.
+        vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the
+        next call; their attribute `choosing` is `Eager.choosing`.
 
         To extend the last tree, pass `tree.with_logits_at(new)`: nodes before the first new one are
         reused, not fed again, if no path was accepted in between.
+
+        Raises `ValueError` if the tree's root is not the last token, or if the tree exceeds the
+        context.
         """
         if sequence.slots is not None:
             return self.score_together([(sequence, tokens, tree)])[0]
@@ -295,8 +310,9 @@ class CachedModel(TreeModel):
         return self._together or None
 
     def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return the layout of the uncached tokens and the tree; drop cached tokens that are no
-        prefix of `tokens`."""
+        """Return the `Layout` of the next call: uncached tokens of the sequence, then the tree, of
+        which the first nodes may be cached. Forget cached tokens after the prefix shared with
+        `tokens`."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
@@ -308,7 +324,8 @@ class CachedModel(TreeModel):
     def _scored(
         self, sequence: CachedSequence, layout: Layout, seconds: float, forwards: int
     ) -> None:
-        """Add a scored layout to the sequence's cached tokens and counters."""
+        """Record a call: mark its tokens as cached, and add its `seconds`, its number of `forwards`
+        (forward passes) and its nodes to the sequence's counters."""
         sequence.tokens += layout.missing
         sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
         sequence.calls += 1
@@ -320,8 +337,7 @@ class CachedModel(TreeModel):
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> Sequence[int]:
-        """Return the tokens that the model reads: all of them, or the last ones (see
-        `prefill_limit`).
+        """Return the tokens that the model reads, from `first_read` on; set `sequence.start`.
 
         Raises `ValueError` if the tree is not rooted at the last token, or reaches beyond the
         model's context length.
@@ -392,7 +408,7 @@ class CachedModel(TreeModel):
     @torch.inference_mode()
     def prepare(self, context: int, rows: int = 1) -> None:
         """Empty the cache and warm up for calls on up to `context` tokens, of up to `rows`
-        sequences: allocate and capture."""
+        sequences: allocate cache slots and, on a GPU, capture the calls as CUDA graphs."""
         if rows > 1:
             self.why_not_together()
         self.empty()
@@ -400,9 +416,14 @@ class CachedModel(TreeModel):
         self.engine.prepare(min(context, self.max_len), rows)
 
     def describe_engine(self) -> dict[str, object]:
-        """Return the engine's description for run.json: engine, whether calls are captured and
-        layers compiled, attention implementation, and on a GPU `fallback`: the reason for anything
-        slower than captured, compiled calls (None if there is nothing)."""
+        """Return a description of the engine for run.json:
+
+        - "engine": the engine's class in lower case, such as "static"
+        - "captured", "compiled": whether calls are captured and decoder layers compiled
+        - "attention": the name of the attention implementation
+        - "fallback": on a GPU, why calls are slower than captured calls of compiled layers with our
+          attention kernel; None if they are not, and on a CPU
+        """
         attention = self.model.config.get_text_config()._attn_implementation
         captured = getattr(self.engine, "graphs", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
@@ -421,7 +442,7 @@ class CachedModel(TreeModel):
         }
 
     def _give_slots(self, sequence: CachedSequence) -> None:
-        """Give the model's cache slots to a sequence."""
+        """Give the model's cache slots to a sequence, with the tokens cached there."""
         if sequence is not self.resident:
             sequence.take_over(self.resident)
             self.resident = sequence

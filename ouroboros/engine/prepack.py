@@ -52,13 +52,16 @@ log = logging.getLogger(__name__)
 
 
 class Packed:
-    """A copy of a weight in oneDNN's layout; `of` is the weight's `_state` when it was copied.
+    """A copy of a weight in oneDNN's layout. `Packed()` has no copy: the layer uses its plain
+    weight.
 
-    `faster`: for each of `ROWS`, whether the packed product is faster. `always`, for exact calls:
-    use the packed product at all row counts, and pad fewer than `HINT` rows for oneDNN, which may
-    sum a single row in another order; this takes no longer. `copied`: the weights to concatenate in
-    the copy, by default only `weight`. `address` is the copy's address if our own kernel can
-    multiply it, else 0.
+    - `of`: the weight's `_state` when it was copied
+    - `faster`: for each of `ROWS`, whether to use the copy for that many rows
+    - `always`, for exact calls: use the copy for any number of rows. oneDNN may sum a single row in
+      another order, so fewer than `HINT` rows are padded, which takes no longer
+    - `copied`: the weights to concatenate in the copy (None: `weight` alone; empty: no copy,
+      because another layer of the group has it)
+    - `address`: the address of the copy if our own kernel can multiply it, else 0
     """
 
     joined: JoinedProduct | None = None
@@ -102,14 +105,15 @@ class Packed:
         return Packed, ()
 
     def checked(self) -> Packed:
-        """Test our kernel; if its bits differ from oneDNN's, use oneDNN only. Return self."""
+        """Compare our kernel with oneDNN; if their results differ bitwise, use oneDNN only. A
+        weight in our own layout (`alone`) needs no comparison. Return self."""
         unknown = self.address and not self.alone
         if unknown and not _gives_the_same_bits(self.shape, self.source.dtype):
             self.address = 0
         return self
 
     def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the packed product of rows, [..., out]."""
+        """Return `input` [..., in] times the packed weight, plus `bias`, [..., out]."""
         rows = input.numel() // input.shape[-1]
         if self.alone and rows > MOST:
             parts = input.reshape(rows, -1).split(MOST)
@@ -123,12 +127,12 @@ class Packed:
         return self.multiply_by_onednn(input, bias)
 
     def multiply_by_onednn(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return oneDNN's product."""
+        """Compute `multiply` with oneDNN."""
         linear = torch.ops.mkldnn._linear_pointwise.default
         return linear(input, self.weight, bias, "none", [], "")
 
     def multiply_by_kernel(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return our own kernel's product."""
+        """Compute `multiply` with our own kernel."""
         (columns, width), input = self.shape, input.contiguous()
         rows, kernel = input.numel() // width, kernels(input.dtype).multiply
         bias = None if bias is None else bias.to(input.dtype).contiguous()
@@ -143,8 +147,8 @@ class Packed:
 
 
 class JoinedProduct:
-    """One matrix product for several layers with the same input: the first module that is called
-    computes it, and each of the others takes its columns, once."""
+    """One matrix product for several layers with the same input. The first module that is called
+    computes it for all; each other module then takes its columns of the result."""
 
     def __init__(self, layers: Sequence[PackedLinear]) -> None:
         self.first, self.widths = layers[0].packed, [layer.out_features for layer in layers]
@@ -152,7 +156,9 @@ class JoinedProduct:
         self.last: tuple = (lambda: None), None, {}
 
     def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-        """Return the layer's columns of the product with `input`, [..., out]."""
+        """Return the output of `layer` for `input`, [..., out]. The product is computed again if
+        `input` is another tensor than before or was written to, or if the layer has taken its
+        columns already."""
         of, before, parts = self.last  # read once: another thread may replace it
         found = None
         if id(layer) in parts and of() is input and _is_unwritten(input, before):
@@ -166,7 +172,8 @@ class JoinedProduct:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that uses its packed weight if that is faster and no gradient is needed."""
+    """A linear layer that uses its packed weight if that is faster and no gradient is needed, else
+    its plain weight."""
 
     packed: Packed
 
@@ -189,9 +196,13 @@ class PackedLinear(nn.Linear):
 
 
 class PackedWeights:
-    """The packed layers of a model. `facts` records the number of `layers` and the `bytes` packed;
-    for each of `rows` the `plain_ms` and `packed_ms` of the layers timed; and the row counts for
-    which packed weights are `used`."""
+    """The packed layers of a model; empty if nothing was packed. `facts` has measurements by name:
+
+    - "layers": number of packed layers; "bytes": size of their weights
+    - "used": the row counts in `ROWS` for which packed weights are used
+    - if the layers were timed, "rows": `ROWS`; "plain_ms" and "packed_ms": for each of these row
+      counts, milliseconds of the timed layers with plain and with packed weights
+    """
 
     def __init__(
         self,
@@ -230,7 +241,8 @@ class PackedWeights:
             )
 
     def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Forward pre-hook: check a few sampled elements of each weight when a sequence begins."""
+        """Forward pre-hook of the model: compare a few elements of each weight when a sequence
+        begins."""
         cache = kwargs.get("past_key_values")
         if cache is None or not cache.get_seq_length():
             self.check(closely=False)
@@ -241,10 +253,13 @@ def prepack_linears(
 ) -> PackedWeights:
     """Pack a model's large float32 and bfloat16 linear layers on a CPU, if that is faster.
 
-    Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
-    of the free memory, or if plain weights are faster for all row counts. `every`: pack small
-    layers too, and use packed weights for all row counts, unless plain weights are faster in total
-    (not compared without `timed`). `groups`: layers of the same input, multiplied together.
+    Returns empty `PackedWeights` if torch has no oneDNN for this processor, if the copies would
+    take more than half of the free memory, or if plain weights are faster for all row counts.
+
+    - `every`, for exact calls: pack small layers too, and use packed weights for all row counts.
+      Raises `ValueError` if a row's result depends on the number of rows
+    - `timed`: with `every`, pack nothing if plain weights are faster in total
+    - `groups`: tuples of layers that have the same input, multiplied in one product
     """
     least = {} if every else SMALLEST
     layers = [module for module in model.modules() if can_be_packed(module, least)]
@@ -311,8 +326,8 @@ def use_huge_pages(address: int, size: int) -> None:
 
 
 def _probe(shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a weight and a row, [1, width], whose products cancel, so that their sums consist of
-    rounding errors only."""
+    """Return a weight of this shape [out, in] and a row [1, in] whose exact product is zero. The
+    computed product consists of rounding errors, so it changes with the order of additions."""
     draw = torch.Generator().manual_seed(0)
     half, some = shape[1] // 2, min(shape[0], COLUMNS)
     shuffled = torch.randperm(2 * half, generator=draw)
@@ -353,8 +368,9 @@ def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def _time_both(units: list) -> list[list[float]]:
-    """Return the milliseconds of plain and of packed products for each of `ROWS`, summed over units
-    of layers: the minimum of several rounds, since other load can only add time."""
+    """Return (plain, packed): the milliseconds of all `units` (tuples of layers that share an
+    input) with plain and with packed weights, for each of `ROWS`. Each is the minimum of several
+    rounds, since other load can only add time."""
     best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
     begin = time.perf_counter()
     for turn in range(ROUNDS):
@@ -376,8 +392,8 @@ def _time_both(units: list) -> list[list[float]]:
 
 
 def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
-    """Return whether a module is a linear layer on a CPU that can be packed, with at least
-    `least[dtype]` weights."""
+    """Return whether a module is a linear layer on a CPU that can be packed, and its weight has at
+    least `least[dtype]` elements (default: 1)."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
         return False
     weight: torch.Tensor = module.weight
@@ -414,7 +430,8 @@ def _is_unwritten(input: torch.Tensor, before: int | torch.Tensor) -> bool:
 
 
 def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:
-    """Return a strided view of a weight, as integers, with elements of every row and column."""
+    """Return elements of a weight at regular distances, as a 1-d view of their bits (integers). The
+    distance is such that every row and every column is represented."""
     step = min(weight.shape)
     while math.gcd(step, weight.shape[1]) > 1:
         step -= 1

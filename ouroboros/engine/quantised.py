@@ -129,7 +129,8 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _torchao_product(name: str, weight: Any) -> torch.Tensor:
-    """Return integers times scales in float64, [out, in]."""
+    """Return a torchao weight's integers times scales in float64, [out, in]. Raises `ValueError`,
+    with the layer's `name`, unless it is int8 with a scale for each row or one for all."""
     whole: Any = getattr(weight, "qdata", None)
     scale: Any = getattr(weight, "scale", None)
     if whole is None or whole.dtype != torch.int8 or scale.numel() not in (1, len(whole)):

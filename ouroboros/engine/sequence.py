@@ -1,7 +1,7 @@
 """The state of a sequence on one model: cached tokens, the tree last scored, counters.
 
-Every call of the model receives this state. A model has one set of cache slots, which passes from
-sequence to sequence; sequences that are scored in one call have separate slots.
+Every call of the model receives this state. A model has one set of cache slots, which one sequence
+uses at a time; sequences that are scored in one joint call have cache slots of their own.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ COUNTERS = attrgetter(*ModelCounters._fields)
 
 @dataclass(eq=False)
 class CachedSequence:
-    """One sequence on one model. `model.new_sequence()` returns it; only the model changes it.
+    """One sequence on one model, as returned by `model.new_sequence()`. Do not change its fields:
+    the model's methods and `calls.predict` update them.
 
-    The model reads the sequence from token index `start` on. `tokens` are the cached tokens, in
-    slots 0, 1, ...; `tree` is the tree last scored (None after a path was accepted), with its nodes
-    in slots from `base` on. `slots` are the sequence's separate slots (None: it uses its model's).
-    The other fields are those of `ModelCounters`.
+    - `start`: index of the first token of the sequence that the model reads; above 0 only for a
+      draft model with a `prefill_limit`
+    - `tokens`: the cached tokens, from `start` on, in slots 0, 1, ...
+    - `tree`: the tree last scored (None after a path was accepted); its nodes are in slots from
+      `base` on
+    - `slots`: the sequence's own cache slots after a joint call (None: it uses its model's)
+    - all other fields: see `ModelCounters`
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -104,8 +108,9 @@ class CachedSequence:
         return limit if different is None else different
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
-        """Return how many leading nodes of a tree rooted at slot `base` are cached already: the
-        nodes that it shares with the last tree, up to `most`, before the first logit node."""
+        """Return how many of the first nodes of a tree, whose root is at slot `base`, are cached
+        already. These are the nodes that equal those of the last tree, at most `most`, before the
+        first logit node."""
         last = self.tree
         if last is None or base != self.base:
             return 0
@@ -117,7 +122,7 @@ class CachedSequence:
 
 
 class TreeModel(Protocol):
-    """A model that scores token trees: `CachedModel`, or a stand-in for it in replays and tests.
+    """A model that scores token trees: `CachedModel`, or a simulated model in replays and tests.
 
     Subclasses define `score`; the other methods here serve models without a cache.
     """
@@ -129,7 +134,7 @@ class TreeModel(Protocol):
     None: no limit, as for every target."""
 
     def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
-        """Return how many positions are left after `tokens`."""
+        """Return how many positions of the model's context are left after `tokens`."""
         return self.max_len - len(tokens) + self.first_read(sequence, tokens)
 
     def first_read(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
@@ -137,8 +142,8 @@ class TreeModel(Protocol):
         return sequence.first_read(tokens, self.prefill_limit, self.max_len)
 
     def unread(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
-        """Return how many uncached tokens a call on `tokens` must feed before its tree's nodes; 0
-        for a model that has been called and caches nothing, as in simulations."""
+        """Return how many uncached tokens a call on `tokens` must feed before its tree's nodes.
+        Simulated models cache nothing: they return 0 after their first call."""
         if sequence.calls and not sequence.held:
             return 0
         start = self.first_read(sequence, tokens)
@@ -155,7 +160,7 @@ class TreeModel(Protocol):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width]."""
+        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), vocab]."""
         ...
 
     def score_together(
@@ -184,6 +189,7 @@ class TreeModel(Protocol):
         return text[len(tokens) :]
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
-        """Return a selector that can read this model's logits. `own_rule`: `choose` is a drafter's
-        own acceptance rule, which may read the logits of the whole tree."""
+        """Return the selector to use for this model's logits, here `choose` itself. `own_rule`:
+        `choose` is a drafter's acceptance rule (`DrafterCapabilities.rule`), which may read the
+        logits of all nodes."""
         return choose

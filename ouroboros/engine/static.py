@@ -88,7 +88,9 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 
 def weight_addresses(model: torch.nn.Module) -> list[tuple]:
-    """Return the addresses of all weights; captured graphs contain them."""
+    """Return (address, device, dtype) of each weight and buffer. Captured graphs contain the
+    addresses, so graphs are invalid if these change. Tensors without storage have their id as
+    address."""
     found = []
     for weight in (*model.parameters(), *model.buffers()):
         try:
@@ -100,8 +102,9 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
-    """Return what results depend on besides weights: each module's class, the id of its `forward`
-    if that was replaced, and its plain attributes, such as an epsilon or a scale."""
+    """Return what a model's results depend on besides weights: for each module, its class, the id
+    of its `forward` if that was replaced (else of None), and its plain attributes, such as an
+    epsilon."""
     return [
         (
             type(own),
@@ -138,7 +141,8 @@ def model_state(model: torch.nn.Module) -> tuple:
 
 
 class Static(Eager):
-    """The engine with calls of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
+    """The engine with calls of fixed shapes. On a GPU it replays them as CUDA graphs, of compiled
+    layers unless `compiled` is false; `products` is an option of `CompiledLayers`."""
 
     def __init__(
         self,
@@ -191,7 +195,8 @@ class Static(Eager):
         self._addresses = addresses
 
     def prepare(self, context: int, rows: int = 1) -> None:
-        """Capture every shape of calls on up to `context` slots and, if `rows` > 1, joint calls."""
+        """Reserve slots for calls on up to `context` slots. On a GPU, capture these calls at every
+        padded size and, if `rows` > 1 and they can be captured, joint calls."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
         if rows > 1 and self.captures_jointly:
             self.shared.grow(rows, padded_slots(context + NODES[-1]))
@@ -224,8 +229,9 @@ class Static(Eager):
     def _capture_choices(
         self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
     ) -> None:
-        """Capture a token selection (key, rows, width) for every call size at once, so that nothing
-        is captured later, during a timed run. All sizes share one buffer per input."""
+        """Capture `compute` (see `Eager.choosing`) for every call size at once, so that nothing is
+        captured later, during a timed run. `choice` is its key, number of rows and width; the
+        captures are stored in `_choices`, and share one buffer for each of `inputs`."""
         (key, size, width), held = choice, self._logits
         assert held is not None
         fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
@@ -289,7 +295,8 @@ class Static(Eager):
 
     def _call_jointly(self, parts: Sequence[tuple[Any, Layout]], nodes: int) -> torch.Tensor | None:
         """Run a joint call padded to `nodes` tokens; return [nodes, vocab] logits. Return None if
-        it needs more blocks than a call of this size has."""
+        it needs more attention blocks than a captured call of this size has (see
+        `ouroboros.engine.tables`)."""
         whole = self.shared.whole
         sizes = {"size": nodes, "most": self.block_tokens, "spare": whole.capacity - 1}
         words = pack_jointly(parts, self.info, **sizes)
@@ -297,7 +304,7 @@ class Static(Eager):
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             ids, rows, positions, slots, mask = unpack_jointly(inputs, self.info, nodes)
             view = torch.arange(whole.capacity, device=inputs.device)
-            with self._layers(), whole.aimed(slots, view):
+            with self._layers(), whole.fixed_slots(slots, view):
                 return self.forward(ids[None], positions[None], mask, rows, whole)
 
         return None if words is None else self._computed(nodes, words, nodes, forward)
@@ -311,7 +318,8 @@ class Static(Eager):
         token: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Copy the packed inputs `words` to the device and return the logits `forward(inputs)`,
-        [nodes, vocab]; on a GPU replay the graph of `key`. `token` replaces the first word."""
+        [nodes, vocab]. On a GPU replay the graph stored under `key`; capture it first if it is new
+        or a cache has been reallocated. `token` replaces the first word, which is the first id."""
         device, inputs = self.info.device, torch.from_numpy(words)
         with self._on_device():
             if len(words) not in self._inputs:
@@ -337,8 +345,8 @@ class Static(Eager):
     def _capture_call(
         self, forward: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, nodes: int
     ) -> CapturedGraph:
-        """Capture a call of one shape, on the real inputs, since the warm-up writes the same slots
-        as the replay. The logits of all shapes share one buffer.
+        """Capture a call of one shape. It uses the real inputs, because the warm-up writes the same
+        cache slots as the replay. The logits of all shapes share one buffer.
 
         The first call of a single node is captured with tuned and with untuned layers; the faster
         kind is used from then on.
@@ -380,23 +388,26 @@ class Static(Eager):
         return CapturedGraph(graph, inputs, result)
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
-        """Make a call with inputs packed on the device; return [nodes, vocab] logits."""
+        """Run the model on `inputs` (see `pack`), padded to `nodes` nodes, reading the first
+        `slots` slots; return [nodes, vocab] logits."""
         ids, rows, base, held, positions, inside = unpack(inputs, nodes)
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]
         masks = spread if self.compiled is None else self.compiled.masks
-        with self._layers(), self.cache.aimed(base + own, at):
+        with self._layers(), self.cache.fixed_slots(base + own, at):
             mask = masks(inside, positions, own, base, at, self.info)
             return self.forward(ids[None], positions[own][None], mask, rows)
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
-    """Pack the inputs of a call, padded to `size` nodes, into one array of int64 words.
+    """Pack the inputs of a call, padded to `size` nodes, into one array of int64 words. In order:
 
-    In order: ids and rows of the logits (`size` words each), the layout's first slot, the number of
-    `held` nodes, the positions of `MOST_HELD` + `size` columns (a word each), and each fed token's
-    mask over these columns (a byte each). Padding has the first position and attends only to itself
-    and the context.
+    - `size` ids and `size` rows of the logits
+    - the layout's first slot, and its number of `held` nodes
+    - the positions of `MOST_HELD` + `size` columns: first the held nodes, then the fed tokens
+    - each fed token's mask over these columns, a byte each
+
+    Padding has the first position and attends only to itself and the context.
     """
     n, held, width = len(ids), layout.held, MOST_HELD + size
     rows, positions = layout.rows, layout.positions()

@@ -32,8 +32,8 @@ ROTARY = "choose a model with rotary or learned positions"
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return what the engine needs to know about a model. Raises `ValueError` with the reason if
-    the model cannot score trees."""
+    """Return the `ModelInfo` of a model. Raises `ValueError` with the reason if the model cannot
+    score trees."""
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
@@ -167,7 +167,8 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Context manager: narrow the sliding window in every config that a submodule reads."""
+    """Context manager: set the sliding window to TRIAL_WINDOW in every config that a submodule
+    reads and that has `window` (None: change nothing)."""
     configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
     wide = {id(c): c for c in configs if window and getattr(c, "sliding_window", None) == window}
     try:

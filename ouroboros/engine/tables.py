@@ -29,15 +29,17 @@ from ouroboros.engine.triton_attention import HEAD, most_blocks
 
 
 def _table_shape(info: ModelInfo, size: int) -> tuple[int, int, int]:
-    """Return (tables, tokens, entries): two tables if layer types are mixed, the second sliding."""
+    """Return (tables, tokens, entries) for calls padded to `size` tokens. If layer types are mixed
+    there are two tables, the second for sliding layers."""
     return 1 + (info.layer_types is not None), size, HEAD + -(-(MOST_HELD + size) // 32)
 
 
 def pack_jointly(
     parts: Sequence[tuple[Slab, Layout]], info: ModelInfo, *, size: int, most: int, spare: int
 ) -> np.ndarray | None:
-    """Return the inputs of a call, padded to `size` tokens, as one array of int64 words; None if it
-    needs more blocks than a call of this size has. A block has at most `most` tokens.
+    """Return the inputs of a joint call, padded to `size` tokens, as one array of int64 words. A
+    block has at most `most` tokens; return None if the sequences need more blocks than
+    `most_blocks`.
 
     In order: ids, rows of the logits, positions and slots (`size` words each), and the tables.
     Padding is written to the slot `spare` and attends only to slot 0.
@@ -76,7 +78,8 @@ def unpack_jointly(
     words: torch.Tensor, info: ModelInfo, size: int, entries: int | None = None
 ) -> tuple[Any, ...]:
     """Return views of the inputs packed in `words`: ids, rows, positions and slots [size], and the
-    tables as masks to pass to the model, [1, 1, size, entries] each (None: as packed here)."""
+    tables as masks for the model, [1, 1, size, entries] (a dict by layer type if types are mixed).
+    `entries` of a row of the tables: as given, or None for those of `pack_jointly`."""
     ids, rows, positions, slots = words[: 4 * size].view(4, size)
     count, size, usual = _table_shape(info, size)
     shape = count, size, entries or usual

@@ -51,12 +51,13 @@ def fits(
 
 
 def block_tokens(heads: int, kv_heads: int) -> int:
-    """Return the maximum number of tokens in a block of a joint call."""
+    """Return the largest number of tokens in a block of a joint call (see `engine.tables`)."""
     return max(1, MOST_ROWS * kv_heads // heads)
 
 
 def most_blocks(tokens: int, most: int) -> int:
-    """Return how many blocks of up to `most` tokens a joint call padded to `tokens` tokens has."""
+    """Return how many blocks, of up to `most` tokens each, a captured joint call of `tokens` tokens
+    has."""
     return min(tokens, tokens // most + SEQUENCES + 1)
 
 

@@ -3,11 +3,16 @@
 Each program attends with the query heads of one row and one key head over one part of its
 positions: `PART` positions that begin at a multiple of `PART`. A second kernel adds up the parts in
 the order of positions. So the order of additions depends on a row's position, not on the number of
-rows, on the tree or on the device. Keys are gathered by a table, because a tree's slots are not in
-the order of their positions. It is int32, with a row for each query: the first slot of the
-sequence, the number of positions that the row attends to, how many of the first positions have
-slots of the same number, the first position that is attended to, then the slots of the remaining
-positions (`TAILS` entries per part).
+rows, on the tree or on the device.
+
+A tree's slots are not in the order of their positions, so a table tells where to read. It is int32,
+with a row for each query:
+
+- entry 0: the first slot of the sequence; all slots are counted from it
+- entry 1: the number of positions up to the query's own
+- entry 2: how many of these, from 0 on, have the slot of the same number
+- entry 3: the first position that is attended to
+- entries 4, ...: the slots of the remaining positions (`TAILS` entries per part)
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ WIDEST = 256  # head width
 def exact_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attend with queries [1, heads, n, width] over pools [1, kv_heads, slots, width], each row to
-    the slots in its row of the table [1, 1, n, entries]; return [1, n, heads, width]. Rows of
-    length 0 give 0."""
+    """Attend with queries [1, heads, n, width] over keys and values [1, kv_heads, slots, width],
+    each row to the slots in its row of the `table` [1, 1, n, entries]; return [1, n, heads, width].
+    Rows of length 0 (entry 1) give 0."""
     _, heads, n, width = query.shape
     kv_heads, entries = key.shape[1], table.shape[-1]
     group, parts = heads // kv_heads, (entries - HEAD) // TAILS
@@ -94,7 +99,9 @@ if triton is not None:
         HEAD: tl.constexpr,
         PRECISION: tl.constexpr,
     ):
-        """Attend with one row's query heads of one key head over one part of its positions."""
+        """Attend with one row's query heads of one key head over one part of its positions. Write
+        the part's weighted values to `sums`, the largest score to `tops` and the sum of weights to
+        `totals`."""
         row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         own = table + row * entries
         slab, length, straight = tl.load(own).to(tl.int64), tl.load(own + 1), tl.load(own + 2)
@@ -157,7 +164,8 @@ if triton is not None:
         LANES: tl.constexpr,
         PART: tl.constexpr,
     ):
-        """Add up the parts of one row and head in the order of positions."""
+        """Add up the parts of one row and head in the order of positions; write the result to
+        `out`."""
         which = tl.program_id(0)
         own = table + which // heads * entries
         begin, end = tl.load(own + 3) // PART, tl.cdiv(tl.load(own + 1), PART)

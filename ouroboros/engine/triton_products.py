@@ -50,8 +50,10 @@ def product(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x [..., depth] times the transposed weights [outputs, depth], by the fastest kernel on
-    a GPU. The weights are int8 with a `scale` for each output, or have x's dtype."""
+    """Return `x` [..., depth] times the transposed `weight` [outputs, depth], plus `bias` [outputs]
+    if given: [..., outputs] in x's dtype. The weight is int8 with a `scale` for each output, or has
+    x's dtype. On a GPU, uses the fastest kernel for up to `MOST` rows; otherwise torch
+    (`plain`)."""
     rows = x.numel() // x.shape[-1]
     if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
         return plain(x, weight, scale, bias)
@@ -73,8 +75,8 @@ def exact_product(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `product` with the same tiles for any number of rows, so that a row's result is
-    bitwise identical whatever the other rows are."""
+    """Compute `product` on a GPU with the same tiles for any number of rows, so that a row's result
+    is bitwise identical whatever the other rows are."""
     return _launch(x, weight, scale, bias, EXACT_BLOCKS[x.element_size()], MOST_ROWS)
 
 
@@ -99,7 +101,8 @@ def plain(x, weight, scale=None, bias=None) -> torch.Tensor:
 
 
 def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
-    """Return the implementations of a product by name: "torch", and the kernel's block sizes."""
+    """Return functions without arguments that each compute `product`, by name: "torch", and our
+    kernel with each of `BLOCKS`, such as "32 x 256"."""
     found: dict[str, Product] = {"torch": lambda: plain(x, weight, scale, bias)}
     for block in BLOCKS:
         launch = partial(_launch, x, weight, scale, bias, block)
@@ -108,7 +111,8 @@ def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
 
 
 def times_ms(found: dict[str, Product]) -> dict[str, float]:
-    """Time each implementation that agrees with torch's on a GPU, with cold caches; return ms."""
+    """Return the milliseconds of each of `candidates`, by name, on a GPU with cold caches. Leaves
+    out, with a warning, those that fail or differ from torch's result."""
     times, right = {}, found["torch"]().float()
     for name, compute in found.items():
         try:
@@ -124,8 +128,9 @@ def times_ms(found: dict[str, Product]) -> dict[str, float]:
 def _launch(
     x, weight, scale, bias, block: tuple[int, int, int, int], rows: int | None = None
 ) -> torch.Tensor:
-    """Compute a product with the kernel, one of `BLOCKS`, and tiles of so many rows (None: the
-    least that fit)."""
+    """Compute `product` with our kernel. `block` has outputs and inputs per tile, warps and loop
+    stages, as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: the smallest
+    number, of 16, 32 and 64, that holds all rows, or 64)."""
     outputs, depth, warps, stages = block
     flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
     rows = rows or min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
@@ -160,7 +165,7 @@ if triton is not None:
         DEPTH: tl.constexpr,
         PRECISION: tl.constexpr,
     ):
-        """Compute a block of outputs for a block of rows."""
+        """Compute one tile of the result: `OUTPUTS` outputs of `ROWS` rows."""
         output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         known, real = output < outputs, row < rows

@@ -80,12 +80,12 @@ class ShardedModel(CachedModel):
     """A loaded model, `own`, whose trees are scored by all `ranks`.
 
     `score` returns the logits of this rank's nodes only; `adapt_selector` returns a selector that
-    can read them. `call_ms` predicts the time of a call (None: the number of nodes). If splitting a
-    tree does not lower the predicted time, every rank scores the whole tree, but still selects
-    tokens at its own nodes only.
+    can read them. `call_ms` predicts the time of a call (None: taken as the number of tokens fed).
+    If splitting a tree does not lower the predicted time, every rank scores the whole tree, but
+    still selects tokens at its own nodes only.
 
-    `exchanges` counts the exchanges, `exchanged_bytes` the bytes of all messages; `logits` are
-    those of this rank's nodes in the last call.
+    `exchanges` counts the exchanges between ranks, `exchanged_bytes` the bytes of all messages;
+    `logits` are those of this rank's nodes in the last call.
     """
 
     def __init__(self, own: CachedModel, ranks: Ranks, *, call_ms: CallMs | None = None) -> None:
@@ -163,10 +163,12 @@ class ShardedModel(CachedModel):
     def gather(
         self, rows: Callable[[TokenTree], ArrayLike], dtype: np.dtype, tree: TokenTree
     ) -> np.ndarray:
-        """Return one row of `dtype` for each logit node of the tree, gathered from all ranks.
+        """Return one row for each logit node of the tree, [logit nodes] of `dtype`, gathered from
+        all ranks.
 
-        `rows` computes those of this rank's subtree. A failed rank raises its own error; the others
-        raise a `RuntimeError` that names the rank.
+        `rows` takes this rank's subtree and returns its rows. A failed rank raises its own error;
+        the others raise a `RuntimeError` that names the rank, or `RankLost` if a rank scores
+        another tree.
         """
         parts, own = self.resident.parts, self.part
         table = np.zeros(max(len(part.owned) for part in parts), dtype=dtype)
