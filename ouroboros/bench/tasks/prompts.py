@@ -39,8 +39,10 @@ class Prompts(DatasetTask):
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of a text, each with a name. A single prompt stays unchanged. Several
-    prompts lose line breaks at both ends, and empty ones are left out.
+    """Yield (name, prompt) for each prompt of a text, in which lines `---` separate prompts.
+
+    A text without such a line is one prompt, unchanged, or none if it is empty. Several prompts are
+    named "<name>/<number>" and lose line breaks at both ends; blank ones are left out.
 
     >>> list(parts("a.txt", "one\\ntwo\\n---\\n\\nthree\\n"))
     [('a.txt/1', 'one\\ntwo'), ('a.txt/2', 'three')]

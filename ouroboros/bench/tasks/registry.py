@@ -32,7 +32,8 @@ class TaskSpec:
 
     `name` is one of `TASKS`, a name in the entry-point group ouroboros.tasks, or the dotted path of
     a `Task` class; `options` are the class's arguments. Every `stride`-th prompt (or conversation)
-    is selected, at most `limit` (None: no limit); `shuffle` seeds their random order.
+    is selected, at most `limit` (None: no limit); `shuffle` seeds a random order of the selected
+    ones (None: the task's order).
 
     >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
     >>> len(examples)
@@ -52,7 +53,8 @@ class TaskSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:
-        """Return the spec for a config whose `_target_` names the class."""
+        """Return the spec for a task's config: `_target_` is the name of the task; limit, stride
+        and shuffle select its prompts; all other keys are `options`."""
         own = dict(options)
         choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
         return cls(str(own.pop("_target_", "")), own, **choice)
@@ -74,12 +76,13 @@ class TaskSpec:
         return plugins[self.name]
 
     def files(self) -> dict[str, Path]:
-        """Return the local file that the options name, if any, by option."""
+        """Return {"task.path": its path} if the option `path` names a file or folder that is not
+        bundled with the task, else {}."""
         path = self.options.get("path")
         return {} if path in (None, "", BUNDLED) else {"task.path": found_path(str(path))}
 
     def load(self) -> tuple[Task, list[Example]]:
-        """Load the task and select its examples. Raises `ValueError` for unusable options."""
+        """Return the task and its selected examples. Raises `ValueError` for unusable options."""
         task = instantiate({**self.options, "_target_": self.path}, "task")
         if lacking := [part for part in PARTS if not hasattr(task, part)]:
             raise ValueError(f"{self.path} is no task: it has no {', '.join(lacking)}")

@@ -27,7 +27,8 @@ class SpecBench(DatasetTask):
     templates: ClassVar = templates_of("specbench")
 
     def load(self) -> list[Example]:
-        """Return every turn of every question. The prompt of a later turn is its question alone."""
+        """Return every turn of every question. The prompt of a later turn is its question alone,
+        until `continued` puts the conversation before it."""
         turns: list[Example] = []
         for row in self.rows():
             for number, question in enumerate(row["turns"], start=1):
@@ -41,7 +42,8 @@ class SpecBench(DatasetTask):
         return turns
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
-        """Return a later turn with the conversation so far before its question."""
+        """Return the turn `example` with the conversation so far before its question: the prompt of
+        the turn `before`, and its `answer` up to the first stop string."""
         answer = before_stop(answer, self.stop).strip()
         if before.messages:
             reply = {"role": "assistant", "content": answer}

@@ -1,4 +1,4 @@
-"""The protocol of a task, and how its examples are selected.
+"""The protocol that tasks implement, and the selection of a task's examples.
 
 A task is independent of model and decoder. `load` always returns the same examples in the same
 order, so every decoder, and a resumed run, gets the same prompts.
@@ -25,10 +25,10 @@ YES_OR_NO = frozenset({"passed", "exact_match"})
 class Example:
     """One prompt. `id` is unique in its task; `data` is what the task needs for scoring.
 
-    `messages`, if any, go through the tokenizer's chat template to make the prompt; `prompt` is
-    then only the last message. `group` is the example's category or "". `follows` is the id of the
-    previous turn of a conversation: the prompt is known only once that turn is answered (see
-    `Conversation`).
+    If there are `messages`, the model's prompt is made from them by the tokenizer's chat template;
+    `prompt` is then only the last message. `group` is the example's category or "". `follows` is
+    the id of the previous turn of a conversation: the whole prompt is known only once that turn is
+    answered (see `Conversation`).
     """
 
     id: str
@@ -48,7 +48,7 @@ class Task(Protocol):
     stop: Sequence[str]
     """A completion ends with the first token that completes one of these strings."""
     max_new: int
-    """New tokens per prompt unless the run says otherwise."""
+    """The maximum number of new tokens per prompt, unless the run sets one."""
 
     def load(self) -> list[Example]:
         """Return every example, in a fixed order. Raises `ValueError` for unusable data."""
@@ -64,8 +64,8 @@ class Conversation(Protocol):
     """A task with conversations: some examples continue others."""
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
-        """Return a later turn with its whole prompt: `before` is the previous turn with its prompt,
-        `answer` its completion."""
+        """Return a later turn with its whole prompt: `before` is the previous turn with its whole
+        prompt, `answer` its completion."""
         ...
 
 

@@ -12,7 +12,9 @@ from ouroboros.bench.tasks.task import Example
 
 
 class WMT16(DatasetTask):
-    """2999 sentences of news to translate (test). Licence: free for research, see the task's page.
+    """2999 sentences of German news to translate into English (test split).
+
+    Licence: free for research, see the task's page.
 
     Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
     the whole corpus (the number to quote). The hub id is wmt/wmt16; `path` is a JSONL file of
@@ -27,12 +29,12 @@ class WMT16(DatasetTask):
     templates: ClassVar = templates_of("wmt16")
 
     def load(self) -> list[Example]:
-        """Return the sentences."""
+        """Return an example per sentence pair, with the id "wmt16/<index>"."""
         pairs = (row["translation"] for row in self.rows())
         return [self.prompt.example(f"wmt16/{i}", pair, pair) for i, pair in enumerate(pairs)]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return sentence-level BLEU (with effective order) and chrF."""
+        """Return "sentence_bleu" (with effective order) and "sentence_chrf", each 0 to 100."""
         text, truth = self._translation(completion), [str(example.data["en"])]
         return {
             "sentence_bleu": float(BLEU(effective_order=True).sentence_score(text, truth).score),
@@ -40,7 +42,7 @@ class WMT16(DatasetTask):
         }
 
     def corpus_scores(self, pairs: Sequence[tuple[Example, str]]) -> dict[str, float]:
-        """Return corpus-level BLEU and chrF."""
+        """Return the corpus-level scores "bleu" and "chrf", each 0 to 100."""
         texts = [self._translation(completion) for _, completion in pairs]
         truths = [[str(example.data["en"]) for example, _ in pairs]]
         return {
