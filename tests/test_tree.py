@@ -59,7 +59,7 @@ def test_docstrings_hold():
 def test_lookahead_window_as_a_picture():
     window, builder = Window(size=3, ngram_size=4), TreeBuilder(9)
     window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    window.hang(builder)
+    window.add_to(builder)
     tree = builder.build()
     rows = (" ".join("T" if cell else "F" for cell in row) for row in tree.ancestors())
     assert "\n" + "\n".join(rows) + "\n" == WINDOW_3_BY_3
@@ -77,7 +77,7 @@ def test_lookahead_masks_follow_the_published_rule(ngram_size):
         guesses = [[1000 + i * n + j for j in range(n - 1)] for i in range(g)]
         builder = TreeBuilder(50)
         builder.graft(guesses)
-        window.hang(builder)
+        window.add_to(builder)
         tree = builder.build()
         assert len(tree) == (w + g) * (n - 1)
         where: dict[object, int] = {tree.tokens[node]: node for node in range(len(tree))}

@@ -23,7 +23,8 @@ class DraftLoop:
         self.reset(argmax)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt. The draft model uses the target's selector, so also the same noise."""
+        """Begin a prompt. `choose` is the target's selector; the draft model uses it too, so when
+        sampling both models draw with the same Gumbel noise."""
         self.choose = choose
         self.sequence: CachedSequence = self.model.new_sequence()
         self._text: list[int] = []
@@ -33,7 +34,7 @@ class DraftLoop:
         self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
     ) -> Decoding:
         """Return a `Decoding` that drafts up to `room` tokens after `tokens`, which must extend the
-        tokens of the last call."""
+        tokens of the last call. `choose` replaces the selector of `reset`."""
         del self._text[self._known :]
         self._text += tokens[self._known :]
         self._known = len(tokens)

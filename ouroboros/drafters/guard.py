@@ -30,10 +30,11 @@ class Guard:
     run are plain. If the draft model reads more than LONG_READ uncached tokens in a step, the whole
     gain counts in `credit`, without the limit -SPIKE, and not in `lost`.
 
-    The predicted cost of draft calls is multiplied by `draft_price`, the median of measured /
-    predicted times, limited to 1 / LIMIT and LIMIT. For each node, `node_price` is added to that of
-    a target call: the median of (measured - predicted) / nodes, in target calls of one node.
-    Without step times, as in replays, nothing is paused or corrected.
+    Costs are corrected as follows. The predicted cost of draft calls is multiplied by
+    `draft_price`, the median of measured / predicted times, limited to 1 / LIMIT and LIMIT. The
+    predicted cost of a target call grows by `node_price` per node, the median of (measured -
+    predicted cost) / draft nodes, where the cost of a target call of one node is 1. Without step
+    times, as in replays, nothing is paused or corrected.
     """
 
     LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0
@@ -71,8 +72,9 @@ class Guard:
         return repriced
 
     def observe(self, step: StepRecord, call: float, verifying: float, drafting: float) -> None:
-        """Record a step. `call`, `verifying` and `drafting` are uncorrected predicted costs: of a
-        target call of one node, of the step's target call, and of all its draft calls."""
+        """Record a step. `call`, `verifying` and `drafting` are uncorrected predicted costs, in any
+        unit: of a target call of one node, of the step's target call, and of all its draft
+        calls."""
         first, self.first = self.first, False
         reading = step.draft_caught_up > LONG_READ
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)

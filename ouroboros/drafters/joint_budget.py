@@ -24,7 +24,8 @@ HOST_MS = 0.15  # default host time per step and sequence, minus that of plain d
 
 class JointCosts:
     """Predicted times of calls shared by `size` sequences: `target_ms[n - 1]` and `draft_ms[n - 1]`
-    for n nodes in total. `contexts`: cached tokens per sequence, in the target and in the draft."""
+    for n nodes in total. `contexts` has the cached tokens per sequence: (in the target, in the
+    draft)."""
 
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)
@@ -42,7 +43,8 @@ class JointCosts:
 
     @property
     def further_draft(self) -> list[float]:
-        """The milliseconds that 1, 2, ... nodes of each sequence add to a draft call."""
+        """The milliseconds that 1, 2, ... further nodes of every sequence add to a draft call of
+        one node per sequence; each is taken to cost as much as the first."""
         each = self.draft_ms[2 * self.size - 1] - self.draft_ms[self.size - 1]
         return (each * np.arange(1, SIZES)).tolist()
 
@@ -57,7 +59,8 @@ class JointCosts:
 
 
 def share_draft_call(rows: Sequence[Any]) -> list[bool]:
-    """Return which of the drafters (`Ouroboros`) take part in the next draft call."""
+    """Return for each of `rows` (`Ouroboros` drafters) whether it takes part in the next draft
+    call. Add the call's milliseconds to `drafting_ms` of those that do."""
     joint: JointCosts = rows[0].joint
     states = [row.grower.state for row in rows]
     gains = np.array([state.gain for state in states])
@@ -77,7 +80,8 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
 
 
 def share_nodes(rows: Sequence[Any]) -> list[int]:
-    """Return how many nodes of each drafter's tree to verify, the root included."""
+    """Return how many nodes of each drafter's tree to verify, the root included (1: a plain step).
+    Store the step's cost in the drafters' states."""
     joint: JointCosts = rows[0].joint
     states, offers = [row.grower.state for row in rows], [row.offer for row in rows]
     every = np.sort(np.concatenate(offers))[::-1]

@@ -19,7 +19,8 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Window:
-    """The Jacobi window: `size` columns and up to `ngram_size - 1` rows of guesses, as probe nodes.
+    """The Jacobi window: `size` columns and up to `ngram_size - 1` rows of guesses. Its cells are
+    probes: tree nodes that are scored but never accepted.
 
     With size 3 and ngram_size 4, a full window has these nodes below the root `*`::
 
@@ -43,7 +44,7 @@ class Window:
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
-    def hang(self, tree: TreeBuilder) -> None:
+    def add_to(self, tree: TreeBuilder) -> None:
         """Add the window's cells to the tree as probes; request logits for the last row only."""
         if not self.rows:
             return
@@ -60,8 +61,9 @@ class Window:
         self._last = above
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
-        """Append the predictions after the last row as a new row. Shift the window, so that it
-        starts at `following`, the token after the accepted path.
+        """Append the predictions after the last row as a new row; `chosen[i]` is the target's token
+        after node i. Shift the window, so that it starts at `following`, the token after the
+        accepted path.
 
         Return one n-gram per column: a key, then `height` tokens. Until the window is full, return
         an empty list.
@@ -82,12 +84,15 @@ class Window:
 class Lookahead:
     """The lookahead drafter: a Jacobi window and up to `verification_set_size` phrases per step.
 
-    `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper. With
-    `window_size` 0 all phrases come from the pool; with `verification_set_size` 0 no phrase is
-    verified. `pool_from_prompt` also adds the phrases of prompt and output. A given `pool` keeps
-    its phrases from prompt to prompt; without one, a new pool is emptied for each prompt.
-    `pool_while_filling=False` proposes no phrases until the window is full. Raises `ValueError` for
-    settings out of range.
+    - `window_size`, `ngram_size`, `verification_set_size`: W, N and G of the paper. Without a
+      window (0) all phrases come from `pool_from_prompt`; with `verification_set_size` 0 no phrase
+      is verified
+    - `pool_from_prompt`: also add the phrases of prompt and output to the pool
+    - `pool`: a pool that keeps its phrases from prompt to prompt (None: a new one, emptied for each
+      prompt)
+    - `pool_while_filling`: whether to propose phrases before the window is full
+
+    Raises `ValueError` for settings out of range.
     """
 
     draft: CachedModel | None = None
@@ -125,7 +130,7 @@ class Lookahead:
             self.pool.clear()
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the root with phrases as branches (real nodes) and the window (probes)."""
+        """Return the root with phrases as branches and the window's cells as probes."""
         if self.pool_from_prompt:
             self.pool.add_text(tokens, self._seen)
             self._seen = len(tokens)
@@ -139,13 +144,13 @@ class Lookahead:
         if self.pool_while_filling or filled:
             phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
             tree.graft([phrase[: budget - 1] for phrase in phrases], source="pool")
-        self.window.hang(tree)
+        self.window.add_to(tree)
         self._proposed = tree.build()
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Add the window's n-grams to the pool. Restart the window if the tree was cut at the end
-        of the context."""
+        """Add the window's n-grams to the pool. If the scored tree is not the proposed one, because
+        it was pruned at the end of the context, restart the window instead."""
         if tree is not self._proposed:
             self.window.rows = []
             return

@@ -17,7 +17,8 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Runs `drafter` on rank 0 only. All other attributes are the drafter's, on every rank."""
+    """Runs `drafter` on rank 0 only; the other ranks receive its trees. All other attributes are
+    those of `drafter`, on every rank."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter
@@ -27,13 +28,14 @@ class OnFirstRank:
         return getattr(self.drafter, name)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt."""
+        """Begin a prompt on rank 0; do nothing on other ranks."""
         if self.group.rank == 0:
             self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return rank 0's tree. Other ranks receive only the fields in SENT. An error on rank 0 is
-        raised on every rank."""
+        """Return the tree that the drafter of rank 0 proposes. Other ranks get it without sources
+        and probabilities (see SENT). If the drafter raises an error, rank 0 raises it too, and the
+        other ranks raise `RuntimeError`."""
         if self.group.rank:
             nodes = self.group.broadcast(None)
             if nodes is None:
@@ -48,11 +50,12 @@ class OnFirstRank:
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Pass the target's ranking to the drafter on rank 0, if it reads rankings."""
+        """Pass the target's ranking to the drafter on rank 0, if it reads rankings; else do
+        nothing."""
         if self.group.rank == 0:
             DrafterCapabilities.of(self.drafter).observe_ranked(tree, ranked, path)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Pass the verified tree to the drafter on rank 0."""
+        """Pass the verified tree to the drafter on rank 0; do nothing on other ranks."""
         if self.group.rank == 0:
             self.drafter.observe(tree, chosen, path)

@@ -55,11 +55,12 @@ class Ouroboros:
       (see `Guard`; not in batches). Proposals then depend on the clock, the output never does;
       choose False for reproducible proposals
 
-    The draft model reads the prompt at its first call. If `costs` has its prefill time, this call
-    is made only if the prefill pays off. Assumed for this: READ_GAIN tokens are gained per
-    remaining token; as many tokens remain as were generated so far, plus READ_AHEAD, at most the
-    budget. In the first step after a long prompt nothing is proposed, so the first token comes as
-    early as in greedy decoding. Raises `ValueError` for settings out of range.
+    The draft model reads the prompt at its first call. This call is made only if the expected gain
+    is worth the time of that prefill; without a batch, also if `costs` does not have this time. The
+    gain is taken as READ_GAIN tokens (in batches: `JointCosts.saved_share`) per token still to
+    come, and the tokens to come as those generated so far plus READ_AHEAD, at most the budget. In
+    the first step after a long prompt only the root is proposed, so the first token comes as early
+    as in greedy decoding. Raises `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -132,13 +133,16 @@ class Ouroboros:
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def set_batch(self, size: int, number: int) -> None:
-        """Set the number of sequences that share the next calls, and the step's number."""
+        """Set the number of sequences that share the calls of the next step, and that step's
+        number."""
         self._step = number
         if size != self._batch_size:
             self._batch_size, self._cost_contexts = size, ()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep."""
+        """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep.
+        Return the root alone while drafting is paused, and in the first step after a long
+        prompt."""
         first_step, self._prompt_len = not self._prompt_len, self._prompt_len or len(tokens)
         shared, self.planned = self._batch_size > 1, False
         if shared and self._step % (1 << self._pause):
@@ -172,7 +176,8 @@ class Ouroboros:
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from the verified tree; keep accepted nodes in the draft model's cache."""
+        """Learn from the verified tree; keep accepted nodes in the draft model's cache. Do nothing
+        if the tree is not the proposed one (pruned at the end of the context)."""
         if tree is not self._proposed:
             return
         drafted = self.grower.drafted_prefix(path)

@@ -88,7 +88,7 @@ class OuroborosPaper:
         return self.pool.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Restore the phrases of a `state_dict`. Raises `ValueError` if their length differs."""
+        """Restore the phrases of a `state_dict`. Raises `ValueError` if `ngram_size` differs."""
         self.pool.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
@@ -119,7 +119,8 @@ class OuroborosPaper:
         return tree.build()
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Turn the target's predictions into phrases (section 3.3 of the paper).
+        """Turn the target's predictions into phrases (section 3.3 of the paper). `chosen[i]` is the
+        target's prediction after node i.
 
         If the whole draft was accepted, replace each appended phrase (if its nodes were scored to
         the end) by the target's predictions along it. Otherwise, wherever the target's predictions

@@ -70,8 +70,8 @@ def _name_of(drafter: object) -> str:
 
 
 def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
-    """Check that `values` are token ids, integers from `least` to `MAX_TOKEN - 1`, and return them
-    as a list. Raises `ValueError` or `TypeError` for other values."""
+    """Return `values` as a list, after checking that they are token ids: integers from `least` to
+    `MAX_TOKEN - 1`. Raises `ValueError` or `TypeError` for other values."""
     for value in values:
         if not isinstance(value, int) or not least <= value < MAX_TOKEN:
             raise ValueError(f"token id {value!r} is not between {least} and {MAX_TOKEN - 1}")
@@ -79,8 +79,8 @@ def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
 
 
 def check_pool(pool_state: str, pool: object) -> None:
-    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, is not a
-    mapping, or is given with "cold", which would empty it."""
+    """Raise `ValueError` for an unknown `pool_state`, and for a pool that is missing ("loaded"), is
+    not a mapping, or would be emptied ("cold")."""
     if pool_state not in ("cold", "task", "loaded"):
         raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
     if pool is None and pool_state == "loaded":
@@ -122,7 +122,8 @@ class PhrasePool:
     def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
         """Insert the first `phrase_len` tokens of a phrase as the newest of its key.
 
-        `before` is its context, if known. Adding a phrase again without context keeps the old one.
+        `before` is its context, if known. Adding a phrase again without a context keeps the known
+        context.
         """
         kept = tuple(phrase[: self.phrase_len])
         if not kept:
@@ -145,8 +146,9 @@ class PhrasePool:
         self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases of a key, sorted by how many last tokens of their context
-        match `before`, most first; ties newest first."""
+        """Return up to `count` phrases of a key. Phrases whose context ends with the same tokens as
+        `before` come first, those with more such tokens before others; ties are sorted newest
+        first."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []
@@ -160,7 +162,8 @@ class PhrasePool:
         self._phrases.clear()
 
     def state_dict(self) -> dict:
-        """Return the phrase length, and all phrases by key with their contexts."""
+        """Return "phrase_len", and in "phrases" a list of (phrase, context) by key (as text),
+        oldest first."""
         phrases = {str(key): list(stored.items()) for key, stored in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 

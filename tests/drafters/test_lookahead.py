@@ -70,7 +70,7 @@ def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
 def hung(window: Window, tree: TokenTree) -> TokenTree:
     """The tree with the window's cells."""
     growing = tree.builder()
-    window.hang(growing)
+    window.add_to(growing)
     return growing.build()
 
 

@@ -1,17 +1,18 @@
 """Candidate tokens after a node, and the probability that each is the target's next token.
 
 Candidates come from phrases and, once the draft model has scored the node, also from its ranking. A
-phrase candidate t has a share, computed by a PPM mixture over match lengths k:
+candidate t from phrases has a *share*, computed by a PPM mixture over match lengths k:
 
     p_k(t) = (c_k(t) + STRENGTH p_{k-1}(t)) / (C_k + STRENGTH),   p_0 = 0
 
 c_k(t) is the total weight of occurrences that match at least k tokens and continue with t; C_k is
-the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences).
+the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences). The share
+of a token in the draft model's ranking is its probability.
 
-Two logistic models turn features (named in `state`) into probabilities: one for phrases alone, one
-for nodes that the draft model has scored. Invariants: an estimate depends on the text, the path,
-the ranking, the temperature, the noise and the learned state, never on the rest of the tree; ties
-keep discovery order; a node's child probabilities sum to at most 1.
+Two logistic models turn features (named in `state`) into probabilities: one for nodes with phrases
+alone, one for nodes that the draft model has scored. Invariants: an estimate depends on the text,
+the path, the ranking, the temperature, the sampler's noise and the learned state, never on the rest
+of the tree; ties keep discovery order; a node's child probabilities sum to at most 1.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's l
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the two logistic models: `index` for phrases alone, in the order of
-    `PHRASE_FEATURES`; `draft` for nodes that the draft model has scored, in the order of
-    `DRAFT_FEATURES`. `about` records the prompts and the quality of the fit."""
+    """Weights of the two logistic models.
+
+    - `index`: for nodes with phrases alone, in the order of `PHRASE_FEATURES`
+    - `draft`: for nodes that the draft model has scored, in the order of `DRAFT_FEATURES`
+    - `about`: the prompts and the quality of the fit
+    """
 
     index: tuple[float, ...]
     draft: tuple[float, ...]
@@ -92,7 +96,8 @@ class Weights:
 
 
 def fill_tables(s) -> None:
-    """Fill two lookup tables: occurrence weight by age, index in ORDERS by match length."""
+    """Fill the lookup tables `recency` (weight of an occurrence by the number of newer ones) and
+    `level_of` (index in ORDERS by match length)."""
     for age in range(state.CANDIDATES):
         s.recency[age] = FADE**age
     for length in range(len(s.level_of)):
@@ -102,7 +107,7 @@ def fill_tables(s) -> None:
 @jit
 def _count(s, m, token, length, kind, weight):
     """Add `weight` to the candidate `token`, for an occurrence that it follows. `length` is the
-    occurrence's match length, `kind` the bits of its source."""
+    occurrence's match length, `kind` the bits of its source (see `state`)."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES
@@ -128,7 +133,8 @@ def _count(s, m, token, length, kind, weight):
 
 @jit
 def _mix_shares(s):
-    """Compute the candidates' shares from their weights by the PPM mixture (see the module)."""
+    """Compute the candidates' shares from their weights, by the PPM mixture of the module's
+    docstring."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):
@@ -142,7 +148,8 @@ def _mix_shares(s):
 
 @jit
 def _fill_shortlist(s):
-    """List the candidates with the largest shares, in descending order."""
+    """Write the candidates with the largest shares to `shortlist`, in descending order, and their
+    places in it to `candidate_rank`."""
     s.listed = 0
     for c in range(s.candidates):
         s.candidate_rank[c] = state.SHORTLIST
@@ -161,7 +168,8 @@ def _fill_shortlist(s):
 
 @jit
 def find_candidates(s, m, node):
-    """List the tokens that phrases and recycled predictions propose after a node, with shares.
+    """Write the tokens that phrases and recycled predictions propose after a node to `candidate`,
+    and their shares to `share`; fill `shortlist`.
 
     The caller fills `path` and the node's occurrences first.
     """
@@ -225,8 +233,9 @@ def _set_phrase_features(s, x, c, token):
 
 @jit
 def _set_draft_features(s, x, c, rank, scores, shares, ranks):
-    """Write the draft features of a token into `x`, after its phrase features. `rank` is its rank
-    in the draft model's ranking (negative: none), which has `scores` and `shares`, [ranks]."""
+    """Write the draft features of a token into `x`, after its phrase features. `rank` is its index
+    in the draft model's ranking (negative: not in it), which has `scores` and `shares` of `ranks`
+    tokens."""
     last = ranks - 1
     while last > 0 and shares[last] <= 0.0:
         last -= 1
@@ -260,8 +269,9 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 @jit
 def _add_option(s, node, c, token, kind, rank, ranks):
-    """Add a token to the node's options. It is candidate `c`, or (`c` negative) a token that only
-    the draft model proposes. `ranking` lists the options by descending probability."""
+    """Add a token to the node's options, with its probability, and insert it into `ranking`, which
+    sorts the options by descending probability. The token is candidate `c`, or (`c` negative) only
+    the draft model proposes it."""
     option = s.options
     s.options = option + 1
     x = s.features[option]
@@ -288,8 +298,10 @@ def _add_option(s, node, c, token, kind, rank, ranks):
 
 @jit
 def list_options(s, m, node, ranks):
-    """List the options after a node: tokens that phrases propose, and the first `ranks` of the
-    draft model's ranking. The caller fills `path` and the node's occurrences first."""
+    """Write the tokens that may follow a node to `option_token`, their probabilities to
+    `option_prob`, and their order by probability to `ranking`. These are the tokens of `shortlist`,
+    and the first `ranks` of the draft model's ranking. The caller fills `path` and the node's
+    occurrences first."""
     find_candidates(s, m, node)
     if s.noisy:
         s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])

@@ -42,8 +42,8 @@ TREE_DECAY = 0.97  # weight of earlier trees after each new one
 
 
 @jit
-def rate(s):
-    """Return the tokens per unit of cost so far, over all sequences of the batch."""
+def tokens_per_cost(s):
+    """Return the new tokens per unit of cost so far; in a batch, those of all its sequences."""
     return s.shared_rate if s.shared_rate > 0.0 else s.tokens / s.cost
 
 
@@ -59,54 +59,55 @@ def _set_constants(s):
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
     s.trust = min(max(s.accepted / s.expected, MIN_TRUST), 1.0)
     least = MIN_REACH if s.start == 0 else MIN_REACH_WITH_HISTORY
-    s.floor = max(least, MIN_WORTH * rate(s) * s.node_cost / s.trust)
+    s.floor = max(least, MIN_WORTH * tokens_per_cost(s) * s.node_cost / s.trust)
 
 
 @jit
-def _add_hoped(s, size, reach, there):
-    """Insert a hypothetical node into `likely`, whose first `size` entries are sorted; return the
-    new size.
+def _add_possible_node(s, size, reach, present):
+    """Insert a node that a draft call may add into `likely`, whose first `size` entries are sorted;
+    return the new size.
 
-    A draft call adds the node with probability `there`; it is then reached with probability
-    `reach`.
+    The call adds the node with probability `present`; it is then reached with probability `reach`.
     """
     if size >= state.NODES:
         return size
     at = size
     while at > 1 and s.likely[at - 1] < reach:
         s.likely[at] = s.likely[at - 1]
-        s.there[at] = s.there[at - 1]
+        s.present[at] = s.present[at - 1]
         at -= 1
     s.likely[at] = reach
-    s.there[at] = there
+    s.present[at] = present
     return size + 1
 
 
 @jit
 def _list_tree(s):
-    """Fill `likely` with the probabilities of the tree's nodes."""
+    """Write the probabilities with which the tree's nodes are reached to `likely`, largest
+    first."""
     for place in range(s.tree_size):
         s.likely[place] = s.reach[s.order[place]]
-        s.there[place] = 1.0
+        s.present[place] = 1.0
 
 
 @jit
 def _best_size(s, size):
-    """Return how many of the first `size` nodes in `likely` to verify, and what that is worth in
-    tokens: expected accepted tokens - rate x verification cost."""
+    """Return (size, worth): how many of the first `size` nodes in `likely` to verify, root
+    included, and their worth in tokens, which is expected accepted tokens - `tokens_per_cost` x
+    cost of the target call."""
     nodes = 1.0
     value = 0.0
-    most = -rate(s) * s.verify_cost[1]
+    most = -tokens_per_cost(s) * s.verify_cost[1]
     best = 1
     for place in range(1, size):
-        nodes += s.there[place]
-        value += s.there[place] * s.likely[place] * s.trust
+        nodes += s.present[place]
+        value += s.present[place] * s.likely[place] * s.trust
         if nodes > s.max_nodes:
             break
         whole = min(int(nodes), state.SIZES - 2)
         part = min(nodes - whole, 1.0)
         cost = s.verify_cost[whole] + part * (s.verify_cost[whole + 1] - s.verify_cost[whole])
-        worth = value - rate(s) * cost
+        worth = value - tokens_per_cost(s) * cost
         if worth >= most:
             most = worth
             best = place + 1
@@ -145,13 +146,13 @@ def plan_draft_call(s):
             known = 0.0
             for j in range(s.children[node]):
                 known += s.child_prob[node, j]
-            there = 1.0 - known  # probability that the target's token is none of the children
-            while there > 0.0 and reach > s.floor and depth < s.max_depth:
-                size = _add_hoped(s, size, reach, there)
+            present = 1.0 - known  # probability that the target's token is none of the children
+            while present > 0.0 and reach > s.floor and depth < s.max_depth:
+                size = _add_possible_node(s, size, reach, present)
                 reach *= hits
                 depth += 1
         gain = _best_size(s, size)[1] - before
-        worth = CALL_FACTOR * gain - rate(s) * s.draft_cost[min(count, state.SIZES - 1)]
+        worth = CALL_FACTOR * gain - tokens_per_cost(s) * s.draft_cost[min(count, state.SIZES - 1)]
         if worth > best:
             best = worth
             s.pending = count
@@ -177,7 +178,8 @@ def make_node(s, m, token, parent):
 
 @jit
 def _push_children(s, heap, ticks, node):
-    """Push a node's children onto the heap, numbered from `ticks`; return the next number."""
+    """Push a node's children onto the heap, numbered from `ticks` on to break ties; return the next
+    number."""
     if s.depth[node] < s.max_depth:
         for j in range(s.children[node]):
             reach = s.reach[node] * s.child_prob[node, j]
@@ -189,7 +191,7 @@ def _push_children(s, heap, ticks, node):
 
 @jit
 def _grow(s, m):
-    """Grow the tree from the root. Node 0, the root, must exist."""
+    """Grow the tree from the root, which must exist as node 0; write its nodes to `order`."""
     s.tree_size = 1
     s.order[0] = 0
     s.reach[0] = 1.0
@@ -254,8 +256,8 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
 def add_rankings(states, m, ids, scores, shares):
     """Store the draft model's ranking after each node in `to_score`; grow the tree again.
 
-    `ids`, `scores` and `shares` are [nodes, ranks]. Return the number of nodes for the next draft
-    call.
+    `ids`, `scores` and `shares` are [nodes, ranks], as in `Ranked`. Return the number of nodes for
+    the next draft call (0: no call pays).
     """
     s = states[0]
     for i in range(s.pending):
@@ -287,7 +289,8 @@ def decline(states):
 
 @HostCall
 def offer(states):
-    """Write each node's probability of being accepted to `likely`; return the number of nodes."""
+    """Write each node's probability of being accepted to `likely`, largest first; return the number
+    of nodes, root included."""
     s = states[0]
     _list_tree(s)
     for place in range(s.tree_size):
@@ -315,7 +318,8 @@ def propose(states, size):
 
 
 def reset_rates(s) -> None:
-    """Reset all learned rates to their priors."""
+    """Reset everything learned to its prior: hit rates, tokens per cost, and trust in the
+    estimates."""
     s.tokens, s.cost = RATE * COST, COST
     s.phrase_hits, s.phrase_trials = PHRASE_HITS * TRIALS, TRIALS
     s.draft_hits, s.draft_trials = DRAFT_HITS * TRIALS, TRIALS

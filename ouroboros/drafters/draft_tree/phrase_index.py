@@ -5,9 +5,9 @@ after rejected nodes, each stored with the tokens before it.
 
 An occurrence has match length k if the last k tokens up to it equal those up to the node. Lengths
 are computed from parent to child: if the parent's token occurs at p - 1 with match length k, the
-child's at p has match length k + 1. Nodes on the path from the root count as
-occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at
-`length` - 1, and the path's node of depth d at `length` - 1 + d.
+child's at p has match length k + 1. Nodes on the *path*, from the root to the node, count as
+occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at `length`
+- 1, and the path's node of depth d at `length` - 1 + d.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def _common_suffix(s, m, a, b):
 
 @jit
 def _add_occurrence(s, m, node, position, pointer):
-    """Add an occurrence of a node's token with its match length. The search in the parent's list of
-    occurrences starts at index `pointer`; return the index at which the next one starts."""
+    """Add an occurrence of a node's token at `position`, with its match length. The parent's
+    occurrences are searched from index `pointer` on; return the index at which the next search
+    starts."""
     count = s.occurrences[node]
     length = 0
     if node == 0:
@@ -101,7 +102,7 @@ def _add_occurrence(s, m, node, position, pointer):
 
 @jit
 def find_occurrences(s, m, node):
-    """List the occurrences of a node's token, newest first.
+    """List the occurrences of a node's token in `occurrence`, newest first.
 
     The caller fills `path` and the parent's list first. The last token of the text is skipped. If
     there are earlier sequences, older occurrences are added whose previous token matches too.
@@ -136,7 +137,7 @@ def find_occurrences(s, m, node):
 
 @jit
 def recycle(s, m, depth, prediction):
-    """Store the target's prediction after the node at `depth` of `path`."""
+    """Store `prediction`, the target's token after the node at `depth` of `path`."""
     number = s.recycled + 1
     row = number % state.RING
     for back in range(state.CONTEXT):

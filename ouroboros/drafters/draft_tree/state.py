@@ -1,9 +1,10 @@
 """The drafter's state, and the decorators that compile the functions on it.
 
-The state is a record of fixed-size arrays (`s`) and a `Memory` of growing arrays (`m`). Nodes are
-numbers below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the
-root, the sequence's last token. Invariant: `order` lists the tree's nodes by descending
-probability, so a parent precedes its children.
+Compiled functions take the state first: a record `s` of fixed-size arrays and a `Memory` `m` of
+growing arrays. Unless they return a result, they write it to fields of `s`, which their docstrings
+name. Nodes are numbers below `NODES`, assigned as the tree grows and discarded at the next step;
+node 0 is the root, the sequence's last token. Invariant: `order` lists the tree's nodes by
+descending probability, so a parent precedes its children.
 
 NUMBA_DISABLE_JIT=1 runs the functions as Python, for debugging.
 """
@@ -122,7 +123,7 @@ _REALS = {
     "reach": NODES, "prob": NODES, "out_prob": NODES,
     "child_prob": (NODES, CHILDREN), "ranked_score": (NODES, RANKS), "ranked_share": (NODES, RANKS),
     # the tree plus nodes that a draft call may add, sorted: P(reached), P(in the tree)
-    "likely": NODES, "there": NODES,
+    "likely": NODES, "present": NODES,
     # scratch of one node
     "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES, "recency": CANDIDATES,
     "features": (OPTIONS, len(DRAFT_FEATURES)), "option_prob": OPTIONS,
@@ -139,10 +140,10 @@ _REALS = {
 
 
 def new_state() -> Any:
-    """Return an array of one record of zeros.
+    """Return an array of one record, the state, filled with zeros.
 
-    Functions take the array, because passing the record itself to compiled code takes a hundred
-    times as long.
+    Functions that Python calls take the array, because passing the record itself to compiled code
+    takes a hundred times as long.
     """
     fields = [
         (name, kind, shape)

@@ -79,8 +79,9 @@ class TreeGrower:
         self.memory = new_memory(len(self.memory.newest))
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
-        """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
-        (None: no shared noise). Earlier sequences stay in memory; rates restart at their priors."""
+        """Begin a sequence, decoded at `temperature` (0: greedy). `seed` determines the Gumbel
+        noise with which the sampler chooses tokens (see `Sampler`; None: the noise is not known).
+        Earlier sequences stay in memory; hit rates and tokens per cost restart at their priors."""
         s = self.state
         if s.length > MAX_TEXT:
             kept = self.state_dict()
@@ -95,8 +96,8 @@ class TreeGrower:
         s.noisy, s.seed = int(seed is not None), seed or 0
 
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
-        """Set the costs of calls: `verify[i]` of a target call of i + 1 nodes, `call[i]` of a draft
-        call of i + 1 nodes, in any unit.
+        """Set the costs of calls, in any one unit: `verify[i]` of a target call of i + 1 nodes,
+        `call[i]` of a draft call of i + 1 nodes.
 
         The last value of each list also applies to larger calls. If a larger target call costs
         clearly less than a smaller one, trees are padded to the larger size. A draft call is taken
@@ -118,13 +119,14 @@ class TreeGrower:
 
     @property
     def tokens_per_cost(self) -> float:
-        """The tokens per unit of cost so far."""
+        """The new tokens of this sequence so far per unit of cost, a target call of one node."""
         return float(self.state.tokens / self.state.cost)
 
     def begin(
         self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
     ) -> TokenTree | None:
-        """Begin a step on `tokens`, which must extend those of the last step; see `grow.begin`.
+        """Begin a step on `tokens`, which must extend those of the last step. `max_depth` and
+        `max_draft_depth`: see `grow.begin`.
 
         Return the tree for the draft model to score, or None if no draft call pays. Rank tokens
         after its `logit_nodes`; the draft model has scored the other nodes earlier in this step.
@@ -179,7 +181,8 @@ class TreeGrower:
         self._drafted = int(self.state.drafted)
 
     def offer(self) -> np.ndarray:
-        """Return the probability that each node, except the root, is accepted; largest first."""
+        """Return the probabilities with which the tree's nodes, except the root, are accepted,
+        [nodes]; the largest first."""
         return self._likely[1 : grow.offer(self._states)].copy()
 
     def proposal(self, size: int = 0) -> TokenTree:
@@ -195,8 +198,9 @@ class TreeGrower:
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
-        """Return the nodes of the draft's tree on an accepted path, up to the first node that the
-        draft model did not score."""
+        """Return the accepted nodes, as numbered in the tree that the draft model scored last, up
+        to the first one that it did not score; [] without a draft call. `path` is numbered as in
+        the proposal."""
         if not self._drafted:
             return []
         rows = self._row[self._order[list(path)]].tolist()

@@ -16,7 +16,7 @@ from ouroboros.drafters.draft_tree.grow import (
     TREE_DECAY,
     make_node,
     plan_draft_call,
-    rate,
+    tokens_per_cost,
 )
 from ouroboros.drafters.draft_tree.state import SIZES
 
@@ -67,21 +67,21 @@ def test_what_is_verified_pays_best(slope, trust):
     s.trust = trust
     size = len(grown.proposal())
     reach = np.cumsum(s.reach[s.order[: s.tree_size]]) - 1
-    worth = trust * reach - rate(s) * s.verify_cost[1 : s.tree_size + 1]
+    worth = trust * reach - tokens_per_cost(s) * s.verify_cost[1 : s.tree_size + 1]
     assert worth[size - 1] == pytest.approx(max(worth))
     assert slope or size == s.tree_size
 
 
 def best_worth(s, nodes) -> float:
     """What the best number of nodes is worth, each (reached with p, there with a chance)."""
-    found = -rate(s) * float(s.verify_cost[1])
+    found = -tokens_per_cost(s) * float(s.verify_cost[1])
     value, size = 0.0, 1.0
     for reached, there in sorted(nodes, key=lambda node: -node[0]):
         value, size = value + s.trust * reached * there, size + there
         if size > s.max_nodes:
             break
         cost = np.interp(size, range(1, SIZES), s.verify_cost[1:SIZES])
-        found = max(found, value - rate(s) * float(cost))
+        found = max(found, value - tokens_per_cost(s) * float(cost))
     return found
 
 
@@ -98,7 +98,7 @@ def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, ma
     for known in range(100, 112):
         s.accepted = s.expected * (1.0, 0.5)[known // 2 % 2]
         grown.begin(TEXT[:known], max_depth, 20)
-        share = MIN_WORTH * rate(s) * s.node_cost * s.expected / s.accepted
+        share = MIN_WORTH * tokens_per_cost(s) * s.node_cost * s.expected / s.accepted
         assert float(s.floor) == pytest.approx(max(MIN_REACH, share))
         if known % 2:
             s.phrase_hits = s.phrase_trials
@@ -117,7 +117,7 @@ def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, ma
                 hoped.append((reached, 1 - float(sum(likely))))
                 reached, depth = reached * hits, depth + 1
             more = CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
-            worth.append(more - rate(s) * float(s.draft_cost[len(worth)]))
+            worth.append(more - tokens_per_cost(s) * float(s.draft_cost[len(worth)]))
         assert worth[count] == pytest.approx(max(worth), abs=1e-9)
         counts.add(count)
     assert len(counts) > 1 or (counts == {0} and steps > 0.1)

@@ -57,7 +57,7 @@ def test_a_window_of_lookahead_is_cut_by_columns():
     window, tree = Window(size=16, ngram_size=5), TreeBuilder(7)
     window.start([1, 2, 3, 7])
     window.rows = [window.rows[0][:16], *([[5] * 16] * 3)]
-    window.hang(tree)
+    window.add_to(tree)
     whole = tree.build()
     most = [max(map(len, cut(whole, [0] * ranks))) for ranks in (1, 2, 4)]
     assert most[0] == len(whole) == 64
