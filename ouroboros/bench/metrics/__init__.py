@@ -1,3 +1,3 @@
-"""Metrics: one registry entry each, computed from samples; the meter of time and memory."""
+"""Samples, the metrics computed from them, and the meter of time and memory."""
 
 from ouroboros.bench.metrics.metrics import METRICS as METRICS

@@ -20,7 +20,8 @@ FEWEST_PROMPTS = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % CI over `prompts` (no CI with fewer than two prompts)."""
+    """A value and its 95 % CI from `low` to `high` (None with fewer than two prompts), computed
+    over this number of `prompts`."""
 
     value: float
     low: float | None = None
@@ -28,7 +29,7 @@ class Interval:
     prompts: int | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """Return the value as text, with its interval unless both ends are equal.
+        """Return the value as text, with its interval if there is one and its ends differ.
 
         >>> Interval(2.667, 1.96, 3.4).text(unit="x")
         '2.67x [1.96, 3.40]'
@@ -39,7 +40,7 @@ class Interval:
     @property
     def significance(self) -> str:
         """Return "ahead" if the whole interval is above 1, "behind" if below, else "inconclusive";
-        no verdict with fewer than `FEWEST_PROMPTS` prompts."""
+        or "under 8 prompts" with fewer than `FEWEST_PROMPTS`."""
         if self.prompts is not None and self.prompts < FEWEST_PROMPTS:
             return f"under {FEWEST_PROMPTS} prompts"
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
@@ -50,10 +51,11 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
 ) -> np.ndarray:
-    """Return [4, prompts]: each prompt's `amount` and `per`, for the baseline, then the decoder.
+    """Return [4, prompts]: each prompt's sums of the columns `amount` and `per`, first of the
+    baseline, then of the decoder.
 
-    These are sums over the repeats that both finished and whose four values are known and not 0;
-    with `equal`, only over those in which both generated the same tokens.
+    The sums are over the repeats that both finished and whose four values are known and not 0; with
+    `equal`, only over those in which both generated the same tokens.
     """
     names = [amount, per, "new_tokens"]
     pairs = baseline[names].add_suffix("_base").join(samples[names], how="inner")
@@ -74,10 +76,10 @@ def speedup(
 ) -> Interval | None:
     """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
-    `baseline` and `samples` are `sample_frame`s. Amounts are summed over all prompts, or, with
-    `macro`, the result is the geometric mean of the prompts' ratios, which weighs all prompts
-    equally. `equal` uses only completions with the same tokens. The interval is a paired percentile
-    bootstrap over prompts. None if no prompt was finished by both.
+    `baseline` and `samples` are `sample_frame`s, `amount` and `per` names of columns, which are
+    summed over all prompts. With `macro`, the result is the geometric mean of the prompts' ratios,
+    which weighs all prompts equally. `equal` uses only completions with the same tokens. The
+    interval is a paired percentile bootstrap over prompts. None if no completions can be paired.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -86,8 +88,8 @@ def speedup(
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
-    """Return the sum of `amount` / the sum of tokens, with a bootstrap interval over prompts; None
-    if an amount is unknown."""
+    """Return the sum of the column `amount` / the sum of tokens, with a bootstrap interval over
+    prompts; None if an amount is unknown, or without tokens."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
     known = len(sums) and samples[amount].notna().all()
@@ -101,14 +103,15 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def per_token(*sums, axis=-1):
-    """Return amount / tokens for two arrays of sums by prompt; for the four arrays of `paired`, the
-    baseline's ratio / the decoder's. `axis=()` returns a value per prompt."""
+    """Return amount / tokens, summed over prompts, for two arrays [prompts]; for the four arrays of
+    `paired`, the baseline's ratio / the decoder's. `axis=()` returns a value per prompt instead."""
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens
 
 
 def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
-    """Return `statistic(*data)` with a bootstrap interval; `data` is [arrays, prompts]."""
+    """Return `statistic(*data)` with a paired bootstrap interval over prompts; `data` is one or
+    more arrays [prompts]."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:

@@ -19,7 +19,7 @@ class Meter:
         self._started = 0.0
 
     def start(self) -> float:
-        """Wait for earlier work, reset the peak memory and start the clock; return its reading."""
+        """Wait for the GPUs, reset the peak memory and start the clock; return `perf_counter()`."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)

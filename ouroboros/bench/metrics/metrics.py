@@ -47,14 +47,15 @@ that drafts from the text."""
 class Metric:
     """One metric: its `name` in files, `heading` (at most three words) in tables, and definition.
 
-    `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
-    `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
-    interval. `timed`: unavailable if jobs shared the device. `priced`: needs costs. `by_group`:
-    also computed for each group of prompts. `tables` lists the tables with a column for it:
-    "default" (terminal), "speed", "lead", "time", "counts", "trees", "headline" (the JSON line).
-    "comparison" and "groups" are tables of this metric alone, with a column per decoder and a row
-    per run or group of prompts. `instead_of`: shown in "default" only if none of these metrics is
-    available.
+    - `pooled`: how prompts are combined; `better`: "higher", "lower" or ""
+    - `scale`, `digits`, `suffix`: a cell shows `scale` x value with `digits` decimals and `suffix`
+    - `interval`: the value has a 95 % CI; `scalar`: it is a number or an `Interval`
+    - `timed`: unavailable if jobs shared the device; `priced`: needs call costs
+    - `by_group`: also computed for each group of prompts
+    - `tables`: the tables with a column for it, separated by spaces: "default" (terminal), "speed",
+      "lead", "time", "counts", "trees", "headline" (the JSON line). "comparison" and "groups" are
+      tables of this metric alone: a column per decoder and a row per run or group of prompts
+    - `instead_of`: show it in "default" only if none of these metrics is available
     """
 
     name: str
@@ -77,7 +78,8 @@ class Metric:
 
     @property
     def columns(self) -> list[str]:
-        """The metric's columns in a table of numbers: value, interval ends and prompts."""
+        """The metric's columns in a table of numbers: <name> and, if it has an interval,
+        <name>.low, <name>.high and <name>.prompts."""
         ends = ("low", "high", "prompts") if self.interval else ()
         return [self.name, *(f"{self.name}.{end}" for end in ends)]
 
@@ -112,11 +114,12 @@ class Registry(dict[str, Metric]):
         groups: bool = False,
         **given,
     ) -> dict:
-        """Return every metric of one decoder's completions, by name.
+        """Return every metric of one decoder's completions: {name: value}.
 
-        `given` has the formulas' other inputs (see the module docstring); completions of other
-        decoders are samples or a `sample_frame`. A metric is None if an input is missing, or if it
-        needs times and `timed` is false. `groups`: only compute the metrics with `by_group`.
+        `costs` and `draft_cost` as in `sample_frame`. `given` has the formulas' other inputs (see
+        the module docstring); completions of other decoders are samples or a `sample_frame`. A
+        metric is None if an input is missing, or if it needs times and `timed` is false. With
+        `groups`, only the metrics with `by_group` are computed.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, "in_law": False, **given}
@@ -147,7 +150,8 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
 
 
 def over_greedy(*amount: str, macro: bool = False) -> Callable:
-    """Return the formula of the speedup over greedy; `amount` and `macro` as in `speedup`.
+    """Return the formula of the speedup over greedy; `amount` (with `per`) and `macro` as in
+    `intervals.speedup`.
 
     It compares completions that equal greedy's or, for a decoder that preserves only the
     distribution (`in_law`), all completions.
@@ -158,7 +162,8 @@ def over_greedy(*amount: str, macro: bool = False) -> Callable:
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of the decoder's amount per token / Ouroboros' amount per token."""
+    """Return the formula of the decoder's amount per token / Ouroboros' amount per token; `amount`
+    (with `per`) as in `intervals.speedup`."""
     return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
 
@@ -169,7 +174,7 @@ def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
 
 
 def user_throughput(samples: Frame) -> float | None:
-    """Return tokens per second of a single sequence in a batch; None without batches."""
+    """Return the mean tokens per second of a sequence in a batch; None without batches."""
     batched = samples.query("batch_size > 1")
     return ratio(batched.tokens, batched.latency_s)
 
@@ -188,7 +193,7 @@ def phase_shares(steps: Frame) -> pd.Series:
 
 
 def recorded(steps: Frame) -> Frame:
-    """Return the steps if forward passes were counted in all of them, else no steps."""
+    """Return the steps if forward passes were counted in all of them, else an empty frame."""
     return steps if (steps.target_forwards > 0).all() else steps.iloc[:0]
 
 
@@ -212,7 +217,7 @@ def unequal(samples: Frame, greedy: Frame) -> int | None:
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Return the share of a completion's n-grams that repeat an earlier one.
+    """Return the share of a completion's n-grams that repeat an earlier one; None without n-grams.
 
     >>> repetition([1, 2, 3, 4, 1, 2, 3, 4])
     0.2
@@ -431,7 +436,8 @@ METRICS = Registry(
 
 
 def score_metric(name: str) -> Metric:
-    """Return the metric for a task's score: "score.pass@1", with the heading "pass@1"."""
+    """Return the metric of a task's score, such as "score.pass@1", for tables and files; its values
+    come from `score_intervals`."""
     look = {"better": "higher", "digits": 3, "interval": True, "tables": "default speed", **MEAN}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
@@ -439,10 +445,10 @@ def score_metric(name: str) -> Metric:
 def score_intervals(
     samples: Iterable[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
-    """Return the mean over prompts of each task score; "passed" becomes pass@1.
+    """Return the mean over prompts of each task score, by name; "passed" is renamed "pass@1".
 
-    The interval is Wilson's for scores in `YES_OR_NO` without repeats; else it is a bootstrap over
-    prompts.
+    `scores` has each sample's scores by its key. The interval is Wilson's for scores in `YES_OR_NO`
+    without repeats, else a bootstrap over prompts.
     """
     by_prompt: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
@@ -461,7 +467,8 @@ def score_intervals(
 def corpus_scores(
     task: Task, examples: Sequence[Example], samples: Iterable[Sample]
 ) -> dict[str, dict[str, float]]:
-    """Return the task's corpus-level scores, such as BLEU, by decoder; {} if the task has none."""
+    """Return the task's corpus-level scores, such as {decoder: {"bleu": 27.1}}; {} if it has
+    none."""
     prompts = {example.id: example for example in examples}
     pairs: dict[str, list[tuple[Example, str]]] = {}
     for sample in samples if isinstance(task, CorpusScored) else ():

@@ -1,6 +1,6 @@
-"""One measured completion. The run loop writes samples, and reports read nothing else.
+"""`Sample`: one measured completion. The run loop writes samples, one line each.
 
-`sample_frame` and `step_frame` turn samples into tables, from which all metrics are computed.
+`sample_frame` and `step_frame` turn them into tables, from which all metrics are computed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ NO_FIELDS = ("speculative_decoding", "energy_j")
 class Sample:
     """One prompt, decoded once by one decoder.
 
-    `order` is the decoder's turn on this prompt (0 went first). `wall_s` is the time from the call
-    to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
-    `ttft_s` and `peak_bytes` (device memory) are None if unknown. A failed sample has a reason in
-    `error` and no tokens. `group` is the prompt's category or "".
+    `order` is the decoder's turn on this prompt (0 went first). `finish` is "eos", "length",
+    "context", "stop" or "error". `wall_s` is the time from the call to the last kept token,
+    `ttft_s` to the end of the first step; both include the prefill. `ttft_s` and `peak_bytes`
+    (device memory) are None if unknown. A failed sample has the reason in `error` and no tokens.
+    `group` is the prompt's category or "".
 
     With a `batch_size` above 1, `wall_s` and `ttft_s` are the sample's share of the batch's time:
     the seconds of each step / the number of sequences in it. The sample was decoded from `began_s`
@@ -60,11 +61,12 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The sample's unique key in its run."""
+        """The sample's unique key in its run: example, decoder, repeat."""
         return self.example, self.decoder, self.repeat
 
     def to_dict(self) -> dict:
-        """Return plain JSON values that `from_dict` accepts, plus an `acceptance_record`."""
+        """Return the fields as plain JSON values for `from_dict`, plus "speculative_decoding", an
+        `acceptance_record`."""
         return {**asdict(self), "speculative_decoding": acceptance_record(self.steps)}
 
     @classmethod
@@ -89,17 +91,18 @@ def sample_frame(
     samples: Iterable[Sample], costs: CostModel | None = None, draft_cost: float = COST_RATIO
 ) -> pd.DataFrame:
     """Return a row per completion, indexed by example, repeat and batch size, so that completions
-    of different batch sizes are never paired.
+    of different batch sizes are never paired. `draft_cost` is a draft call's cost in target calls.
 
     Columns in addition to the sample's fields:
 
-    - `tokens`; `decode_s` and `decode_tokens`: after the first step (NaN and 0 if its time is
-      unknown)
+    - `tokens`: the number of new tokens; `completions`: 1
+    - `decode_s` and `decode_tokens`: seconds and tokens after the first step (NaN and 0 if the
+      time of the first step is unknown)
     - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
       and `decode_s` remain shares of a batch's time
     - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
-    - `predicted_s` and `cost` (in target calls of one node): from `costs`; NaN in all rows if the
-      costs do not cover every sample
+    - `predicted_s` and `cost` (in target calls of one node): by `costs`; NaN in all rows without
+      costs, if they do not cover every sample, and with batches
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
@@ -126,7 +129,8 @@ def sample_frame(
 
 
 def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
-    """Return a row per step: fields, `decoder`, `number` in the completion and `s` (seconds)."""
+    """Return a row per step: `decoder`, `number` (0 is the first step of a completion), `s` (the
+    step's seconds) and the fields of `StepRecord`."""
     rows = [
         {"decoder": sample.decoder, "number": number, "s": step_s(step), **vars(step)}
         for sample in samples
@@ -138,11 +142,11 @@ def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
 
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
-    """Return the acceptance of steps in the fields of vLLM's per-request records
-    (`metrics.speculative_decoding` of its responses, as vLLM's page "Per-Request Acceptance
-    Metrics" defines them); None if no step had a draft.
+    """Return the acceptance of steps with the keys of vLLM's per-request records
+    (`metrics.speculative_decoding` of its responses; see vLLM's page "Per-Request Acceptance
+    Metrics"); None if no step had a draft.
 
-    Steps without a draft are left out. A step's draft tokens are those of its deepest branch; index
+    Steps without a draft are left out. A step's draft tokens are those of its deepest branch; entry
     k of a histogram counts the steps that accepted k of them. `num_spec_tokens` is the longest
     draft.
 
@@ -175,5 +179,5 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
 
 
 def step_s(step: StepRecord) -> float:
-    """Return a step's seconds: draft, target and host."""
+    """Return a step's seconds: the sum of draft, target and host."""
     return step.draft_s + step.verify_s + step.host_s

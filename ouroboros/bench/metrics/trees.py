@@ -17,7 +17,8 @@ from ouroboros.tree import TokenTree
 
 
 class ProposedTree(NamedTuple):
-    """One step's tree, its accepted path (root first), and the target's token after the path.
+    """One step's draft tree, the nodes on its accepted `path` (root first), and the target's token
+    after the path, `then`.
 
     >>> tree = TokenTree((5, 6, 7), (-1, 0, 0), probability=(1.0, 0.6, 0.3))
     >>> list(ProposedTree(tree, (0, 2), 9).outcomes())
@@ -29,7 +30,8 @@ class ProposedTree(NamedTuple):
     then: int
 
     def outcomes(self) -> Iterator[tuple[int, bool]]:
-        """Yield each node whose parent was accepted, and whether the target chose its token."""
+        """Yield (node, whether the target chose its token) for each node whose parent was accepted,
+        except for probes, which are never accepted."""
         tokens = self.tree.tokens
         after = [*(tokens[node] for node in self.path[1:]), self.then]
         chosen = dict(zip(self.path, after, strict=True))
@@ -39,11 +41,14 @@ class ProposedTree(NamedTuple):
 
 
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
-    """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
+    """Return statistics of a decoder's trees, one tree per step; None without trees.
 
-    `nodes`, `depth` and `leaves` are means over steps, without the root. `sources` has, by source,
-    the number of nodes `proposed`, the number `judged` (with an accepted parent), the number of
-    judged nodes that were `right`, and the judged nodes' mean estimated probability, `thought`.
+    - `steps`: the number of trees
+    - `nodes`, `depth`, `leaves`: means over trees, the root excluded
+    - `sources`: by source, the number of nodes `proposed`, of nodes `judged` (whose parent was
+      accepted), of judged nodes that were `right` (the target chose them), and the mean estimated
+      probability of the judged nodes, `thought` (None if nothing was estimated)
+    - `calibration`: `calibration` of the judged nodes; None if nothing was estimated
     """
     if not steps:
         return None
@@ -74,17 +79,19 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     }
 
 
-def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
+def calibration(estimates: Sequence[float], outcomes: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
-    Returns the mean log loss (natural logarithms), the log loss of always estimating the mean
-    outcome, the mean estimate `thought`, and the share of true outcomes, `came`.
+    Returns the number of `observations`, the mean `log_loss` (natural logarithms), the log loss of
+    always estimating the mean outcome, `log_loss_of_the_mean`, the mean estimate, `thought`, and
+    the share of true outcomes, `came`.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["log_loss"], 4), round(found["thought"], 4), round(found["came"], 4)
     (0.1054, 0.6333, 0.6667)
     """
-    estimate, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
+    estimate = np.clip(np.array(estimates, float), 1e-9, 1 - 1e-9)
+    true = np.array(outcomes, float)
 
     def log_loss(p) -> float:
         return float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean())
