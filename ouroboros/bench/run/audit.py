@@ -1,8 +1,8 @@
 """Audit a run: compare every completion with standard decoding's completion of the same prompt.
 
 Invariant: a missing completion never passes. In a finished run, the verdict is BUG for missing and
-failed completions, and for those that end without an end token, limit or stop string. It is "not
-measured" if all decoders, standard decoding included, reject the prompt with the same error.
+failed completions, and for those that do not end at an end token, a limit or a stop string. It is
+"not measured" if all decoders, standard decoding included, reject the prompt with the same error.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ def audit_run(
     controls: bool,
     on_row: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write audit.jsonl: a `Row` for each prompt and repeat; `on_row` is called after each.
+    """Write audit.jsonl: a `Row` for each prompt and repeat; `on_row` is called after each. Does
+    nothing if the run has no greedy decoder.
 
     With `controls`, standard decoding is also compared with transformers' own forward on every
     prompt, in float64 and with calls of 1, 8 and all tokens. Without `controls`, this happens only
-    for prompts with a differing completion, and half-precision runs use float32, which is much
-    faster than float64; standard decoding's verdict is then "reference" unless a bug is found.
+    for prompts with a differing completion, with calls of 4 and all tokens, and in half-precision
+    runs in float32, which is much faster than float64; standard decoding's verdict is then
+    "reference" unless a bug is found.
     """
     if PLAIN not in job.decoders:
         return
@@ -104,7 +106,11 @@ def audit_run(
 def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the verdicts that need no comparison with standard decoding."""
+    """Return the verdicts on one prompt that need no comparison with standard decoding, by decoder.
+
+    `group` has each decoder's sample (None: missing); the decoders `in_law` preserve only the
+    distribution.
+    """
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")
@@ -134,8 +140,8 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
 
 
 def _lacking_bytes(job: Bench) -> int:
-    """Return how many more free bytes the device would need to hold the audit's copies of the
-    model; 0 if they fit."""
+    """Return how many bytes of free device memory are missing to hold the audit's copies of the
+    target's weights; 0 if they fit."""
     weights, device = job.target.model.parameters(), job.target.device
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available

@@ -39,10 +39,10 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are selected.
+    """How tokens are selected; the options are those of conf/config.yaml.
 
-    A sample's seed depends only on the run's seed, the example and the repeat, so every decoder,
-    a resumed run and a replay draw the same tokens.
+    The seed of a completion depends only on the run's `seed`, the example and the repeat, so every
+    decoder, a resumed run and a replay draw the same tokens.
     """
 
     seed: int = 0
@@ -61,13 +61,13 @@ class Sampling:
             if not number or not low <= value <= high:
                 raise ValueError(f"{name}={value}: give a number {words}")
 
-    def choose(self, example: str, sample: int, *, vocab: int) -> TokenSelector:
-        """Return the token selector for repeat `sample` of an example; `vocab` is the target's
-        vocabulary size."""
+    def choose(self, example: str, repeat: int, *, vocab: int) -> TokenSelector:
+        """Return the token selector for a repeat of the example with this id; `vocab` is the
+        target's vocabulary size."""
         choose: TokenSelector = argmax
         if self.temperature:
             cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-            seed = derive_seed(self.seed, example, sample)
+            seed = derive_seed(self.seed, example, repeat)
             choose = Sampler(temperature=self.temperature, seed=seed, **cuts)  # type: ignore[arg-type]
         if self.repetition_penalty == 1.0:
             return choose
@@ -75,9 +75,9 @@ class Sampling:
         return Processed(choose, [penalty], vocab=vocab)
 
 
-def derive_seed(seed: int, example: str, sample: int) -> int:
-    """Return a 62-bit seed that depends on run seed, example and repeat."""
-    digest = hashlib.sha256(f"{seed}\0{example}\0{sample}".encode()).digest()
+def derive_seed(seed: int, example: str, repeat: int) -> int:
+    """Return a 62-bit seed that depends on the run's seed, the example's id and the repeat."""
+    digest = hashlib.sha256(f"{seed}\0{example}\0{repeat}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 2
 
 
@@ -112,7 +112,7 @@ class RunConfig:
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
         """Return the config for plain values, as in conf/config.yaml and run.json; missing options
-        get their defaults."""
+        get their defaults. Raises `ValueError` for unknown options, and as the class does."""
         own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
@@ -132,7 +132,7 @@ class RunConfig:
         return values | values.pop("sampling")
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
-        """Return the config with the values of some options, given by dotted name, replaced."""
+        """Return the config with some options overridden: {"task.path": value}."""
         options = OmegaConf.create(self.to_mapping())
         for name, value in overrides.items():
             OmegaConf.update(options, name, value, merge=False, force_add=True)
@@ -140,11 +140,12 @@ class RunConfig:
 
     @property
     def needs_draft(self) -> bool:
-        """Whether a decoder drafts with a model."""
+        """Whether any decoder drafts with a draft model."""
         return any(map(needs_draft, self.decoder.values()))
 
     def files(self) -> dict[str, Path]:
-        """Return the files and folders that the config names, by option. They may not exist."""
+        """Return the files, folders and hub ids (also as a `Path`) that the config names, by
+        option: "costs", "task.path", "model.target". Files may not exist."""
         found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
             options = [option for option in ("pool", "costs", "weights") if own.get(option)]
@@ -182,6 +183,6 @@ class RunConfig:
 
 
 def check_settings(name: str, value: object) -> None:
-    """Raise `ValueError` unless the settings of `name` are a mapping."""
+    """Raise `ValueError` unless `value`, the settings of the option `name`, is a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value}: give settings, as {{name: value}}")

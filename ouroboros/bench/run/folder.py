@@ -1,4 +1,4 @@
-"""A results folder: the files of one run, written during the run; a kill loses at most one sample.
+"""A results folder: the files of one run. A killed run loses only the samples being decoded.
 
     run.json        the resolved config, versions, machine, and whether the run is finished
     samples.jsonl   one line per (prompt, decoder, repeat), flushed before the next one starts
@@ -7,7 +7,7 @@
     audit.jsonl     one line per prompt and repeat: the verdict on each completion
     predictions.jsonl   the target's prediction at every node, if the run records them for replays
     trees.jsonl     the draft trees of decoders that estimate node probabilities
-    costs.json      the call costs measured with the run or given to its decoders
+    costs.json      the call costs measured with the run, or given to it, if any
     tokenizer.json.gz   the target's tokenizer, for a report, if the target is an absolute path
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
@@ -64,8 +64,8 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
-        """Context manager: lock the folder against other processes with the file `name`; remove a
-        new folder that stays empty.
+        """Context manager: lock the folder against other processes with the file `name`. If the
+        folder was created for this and stays empty, remove it again.
 
         Raises `ValueError` if another process has the lock.
         """
@@ -87,10 +87,11 @@ class ResultsFolder:
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
     ) -> dict | None:
-        """Return the run.json to resume, or None for a new run; change nothing.
+        """Return the run.json to resume, or None if the run is new; change nothing.
 
-        Raises `ValueError` if the folder has a different run than `facts` describes, or a finished
-        run (with `retry_failed`: a finished run without failed samples).
+        `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
+        has a different run, or a finished one (with `retry_failed`: a finished run without failed
+        samples).
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
@@ -142,8 +143,9 @@ class ResultsFolder:
         return found
 
     def engines(self) -> dict[str, str]:
-        """Return the engine of each model that this folder's run recorded on a CPU. It was chosen
-        by timing, so a resumed run must not choose again. Empty for a new run or on a GPU."""
+        """Return the engine of each model by role, {"target": "fused"}, if this folder's run is on
+        a CPU; else {}. On a CPU engines are chosen by timing, so a resumed run must not choose
+        again."""
         model = self.load_run().get("model", {}) if (self.path / RUN).exists() else {}
         if model.get("device") != "cpu":
             return {}
@@ -154,7 +156,7 @@ class ResultsFolder:
         return self.path / f"pool-{decoder}.json"
 
     def write_tokenizer(self, tokenizer) -> None:
-        """Write a tokenizer, if it is a fast one."""
+        """Write tokenizer.json.gz, if the tokenizer is a fast one."""
         if backend := getattr(tokenizer, "backend_tokenizer", None):
             packed = gzip.compress(backend.to_str().encode(), mtime=0)
             (self.path / TOKENIZER).write_bytes(packed)
@@ -189,11 +191,11 @@ class ResultsFolder:
             os.fsync(file.fileno())
 
     def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
-        """Append a sample's predictions."""
+        """Append a sample's predictions (see `Recorder.predictions`)."""
         self.append(PREDICTIONS, {"predictions": [(*k, t) for k, t in predictions.items()]}, key)
 
     def add_trees(self, key: SampleKey, steps: Sequence[ProposedTree]) -> None:
-        """Append a sample's trees, up to the file's size limit."""
+        """Append a sample's trees; write nothing if the file has reached its size limit."""
         path, rows = self.path / TREES, []
         if path.exists() and path.stat().st_size >= MOST_TREE_BYTES:
             return
@@ -206,7 +208,8 @@ class ResultsFolder:
         self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
-        """Return the newest sample of each key, in the order of measurement."""
+        """Return all samples in the order of measurement; if one was measured twice, only the later
+        one."""
         samples: dict[SampleKey, Sample] = {}
         for sample in read_lines(self.path / SAMPLES, Sample.from_dict):
             samples.pop(sample.key, None)
@@ -214,12 +217,12 @@ class ResultsFolder:
         return list(samples.values())
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
-        """Return the saved scores by sample key."""
+        """Return the saved scores: {sample key: {name of score: value}}."""
         names = itemgetter("example", "decoder", "repeat")
         return dict(read_lines(self.path / SCORES, lambda row: (names(row), row["scores"])))
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
-        """Return the saved predictions by sample key."""
+        """Return the saved predictions: {sample key: {prefix key: token}}."""
 
         def parse(row: dict) -> tuple:
             rows = row["predictions"]
@@ -228,7 +231,8 @@ class ResultsFolder:
         return dict(read_lines(self.path / PREDICTIONS, parse))
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
-        """Return the newest saved trees by sample key, one per step."""
+        """Return the saved trees: {sample key: [one per step]}. If a sample was measured twice, its
+        trees are the later ones."""
 
         def step(one: dict, names: Sequence[str]) -> ProposedTree:
             nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
@@ -248,8 +252,12 @@ class ResultsFolder:
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
-    """Load costs with `Costs.load` and note their name in `about`; from a results folder, use the
-    medians of its timed samples. None for None."""
+    """Return the costs of a name, a file or a mapping (see `Costs.load`), or of a results folder:
+    the medians of its samples; None for None.
+
+    Except for a mapping, `about` gets the "name" of the file or folder, unless it has one. Raises
+    `ValueError` for other sources and for a folder that was not timed.
+    """
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
     if source in NAMES or not isinstance(source, str | Path) or not Path(source).is_dir():
@@ -263,7 +271,8 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
 
 def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
-    """Yield `parse(object)` for each complete line of a file, gzipped or not, that may be missing.
+    """Yield `parse(object)` for each complete line of a .jsonl file, which may be gzipped; nothing
+    if the file is missing.
 
     Raises `ValueError` with the line number for damaged JSON or an object that `parse` rejects.
     """

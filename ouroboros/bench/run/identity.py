@@ -62,7 +62,9 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     """Return what run.json records about a run before its models are loaded.
 
-    `identity` hashes the options, prompts and files.
+    - `identity`: a hash of the options, prompts and files
+    - `config`: `settings`; `contents`: hashes of the prompts, of files and of classes, by option
+    - `load`: `host_load`; `provenance`: `provenance`
     """
     options = settings(config)
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
@@ -76,7 +78,8 @@ def settings(config: RunConfig) -> dict:
 
 
 def environment(run: Mapping) -> dict[str, object]:
-    """Return the environment that all samples of a run share: versions, device, threads, code."""
+    """Return the environment that all samples of a run share, from its run.json: versions by
+    package, cpu, threads, gpus, cuda and the hash of the code."""
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
@@ -107,15 +110,15 @@ def changes(old: Mapping, new: Mapping) -> str:
 
 
 def file_hashes(config: RunConfig) -> dict[str, str]:
-    """Return a hash of each existing file or folder that a config names, by option."""
+    """Return `content_hash` of each existing file or folder that a config names, by option."""
     return {name: content_hash(path) for name, path in config.files().items() if path.exists()}
 
 
 def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
     """Check files, by option, against the hashes that a run recorded.
 
-    Raises `ValueError` if a file is not found (run.json stores file names without folders, so pass
-    the path again) or if its content changed.
+    Raises `ValueError` if a file is not found (run.json keeps names without folders, so the user
+    has to give the path again) or if its content changed.
     """
     paths = {option: files[option] for option in sorted(files.keys() & recorded.keys())}
     if lost := {option: path.name for option, path in paths.items() if not path.exists()}:
@@ -152,7 +155,7 @@ def content_hash(path: Path) -> str:
 
 
 def source_hashes(config: RunConfig) -> dict[str, str]:
-    """Return a hash of the source of each class from outside this package, by option."""
+    """Return `source_hash` of each class from outside this package, by option ("source of ...")."""
     found = {}
     for name, target in json_normalize(config.to_mapping()).iloc[0].items():
         option, _, last = str(name).rpartition(".")
@@ -162,8 +165,8 @@ def source_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def source_hash(target: str) -> str:
-    """Return a hash of a class's module and of all neighbouring modules that it imports, directly
-    or indirectly; "" if no source is found. `target` is the class's dotted name."""
+    """Return a hash of the module of the class with the dotted name `target` and of all modules
+    next to it that it imports, directly or indirectly; "" if no source is found."""
     try:
         made = find_class(target, "")
         file = Path(inspect.getfile(made))
@@ -178,7 +181,8 @@ def source_hash(target: str) -> str:
 
 
 def provenance() -> dict:
-    """Return UTC time, versions, git commit, `sources_hash` and machine as plain JSON values."""
+    """Return time (UTC), versions (by package), git (`git_state`), sources (`sources_hash`) and
+    machine (`machine`) as plain JSON values, by these keys."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -194,7 +198,8 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of all files here that affect samples: code, decoder settings, shipped pair.
+    """Return a hash of all files of this project that affect samples: code, decoder settings and
+    the shipped pair.
 
     A published result is stale if its run recorded a different hash.
     """
@@ -226,7 +231,8 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Describe the hardware: CPU, cores, threads, relevant flags, memory, GPUs."""
+    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), flags (of
+    `CPU_FLAGS`), memory_gib, gpus, cuda and os."""
     model, flags = cpu()
     return {
         "cpu": model,
@@ -241,8 +247,8 @@ def machine() -> dict:
 
 
 def host_load(seconds: float = 0.2) -> dict[str, float]:
-    """Return the current load, in percent, of this process's CPUs and of the busiest GPU. Call this
-    before starting any work."""
+    """Return the current load of this process's CPUs, {"cpu_percent": ...}, and of the busiest GPU,
+    "gpu_percent", if there is one. Call this before starting any work."""
     busy = psutil.cpu_percent(seconds, percpu=True)
     mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
     found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}

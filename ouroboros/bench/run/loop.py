@@ -1,4 +1,5 @@
-"""The run loop: every decoder on every prompt, in turn, so that drift in speed affects all alike.
+"""The run loop: every decoder on every prompt, in turn, so that a machine that becomes slower or
+faster affects all decoders alike.
 
 Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
 many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
@@ -123,11 +124,12 @@ class Bench:
         *,
         retry_failed: bool = False,
     ) -> None:
-        """Measure missing samples; pass every sample to `on_sample`, old ones first.
+        """Measure the samples that the folder lacks; pass every sample to `on_sample`, finished
+        ones first.
 
         With `retry_failed`, failed samples are measured again; the new line replaces the old one.
-        Each decoder decodes a fixed text as warm-up and is then rebuilt; kept pools are restored
-        from the folder.
+        Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
+        phrase pool between prompts continues from the pool saved in the folder.
         """
         done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
         for sample in done.values():
@@ -171,7 +173,7 @@ class Bench:
                 on_sample(sample)
 
     def _made(self, name: str) -> list[Decoder]:
-        """Build decoders by name, one for each sequence of a batch."""
+        """Return `batch_size` new decoders `name`, one for each sequence of a batch."""
         return [self.decoders[name]() for _ in range(self.batch_size)]
 
     def _record(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
@@ -229,7 +231,8 @@ class Bench:
     def _together(
         self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict
     ) -> Iterator[Row]:
-        """Decode rows with this engine, in joint steps; yield them as `measured` does."""
+        """Decode rows with this engine, in joint steps; yield each as soon as it ends. `limits` has
+        max_new and eos."""
         free, live, clock, refused = list(decoders), dict[Decoding, Row](), 0.0, list[Row]()
 
         def begun() -> Iterator[Decoding]:
@@ -273,7 +276,8 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Decode rows with another engine, a batch at a time; yield them as `measured` does."""
+        """Decode rows with another engine, a batch at a time; yield each after its batch. `limits`
+        has max_new and eos."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]
@@ -322,7 +326,8 @@ class Row:
     """A prompt in a batch: its sample so far, its decoder and its outcome.
 
     `recorder` wraps the decoder if it is one of this engine's (not transformers' or llama.cpp's);
-    else None. `failure` is the traceback of a failure, or "".
+    else None. `keep` is the number of new tokens up to the first stop string (None: no stop string
+    so far). `failure` is the traceback of a failure, or "".
     """
 
     sample: Sample
@@ -335,12 +340,12 @@ class Row:
     ttft_s: float | None = None
     failure: str = ""
 
-    def note(self, **facts: Any) -> None:
+    def note(self, **fields: Any) -> None:
         """Set fields of the sample."""
-        self.sample = replace(self.sample, **facts)
+        self.sample = replace(self.sample, **fields)
 
     def add(self, seconds: float) -> None:
-        """Add the row's share of a step's time."""
+        """Add the row's share of a step's time; after the first step, it is also the TTFT."""
         self.wall_s += seconds
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
 
@@ -390,7 +395,8 @@ class StopStrings:
         self._seen = 0
 
     def __call__(self, new_tokens: Sequence[int]) -> int | None:
-        """Return the length of the shortest prefix that contains a stop string, else None."""
+        """Return the length of the shortest prefix of `new_tokens` (all new tokens so far) that
+        contains a stop string; None if there is none."""
         if not self.strings:
             return None
         # Tokens cut inside a character also decode to U+FFFD: then decode from the start.

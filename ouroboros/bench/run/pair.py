@@ -23,15 +23,18 @@ PACKAGE = Path(standin.__file__).parent
 
 @dataclass(frozen=True)
 class PairSpec:
-    """The options of a run's models, from which `load_pair` loads them.
+    """The options `model.*` of a run, from which `load_pair` loads the models.
 
-    `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
-    shipped pair. `dtype` "auto" is bfloat16 if the hardware supports it. `options` (for both),
-    `target_options` and `draft_options` are passed to `from_pretrained`; values with a `_target_`
-    are instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger
-    models of these shapes. `exact` makes the target's calls exact (see `CachedModel`). The draft
-    reads the last `draft_context` tokens of a prompt (None: all). `draft_cost` is the cost of a
-    draft call in target calls.
+    - `name`: the pair's name in titles and in the name of the results folder
+    - `target`, `draft`: hub ids or folders; "reference/target" and "reference/draft" are shipped
+    - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
+    - `engine`, `exact` (for the target only), `max_len`: as in `CachedModel`
+    - `standin`: {"target": name, "draft": name} of `standin.SHAPES`: embed each Llama model in a
+      larger one with these layer sizes, whose calls cost as much as a real model's of this size
+    - `options` (both models), `target_options`, `draft_options`: arguments of `from_pretrained`;
+      values with a `_target_` are instantiated
+    - `draft_context`: the draft reads only the last tokens of a prompt, up to this many (None: all)
+    - `draft_cost`: the cost of a draft call in target calls (None: measured or estimated)
     """
 
     name: str
@@ -85,7 +88,10 @@ class PairSpec:
         )
 
     def files(self) -> dict[str, Path]:
-        """Return the paths (or hub ids) of the models, by option."""
+        """Return the models' folders or hub ids by option: {"model.target": Path(...)}.
+
+        A hub id is a `Path` too, although no such file exists.
+        """
         named = [role for role in ("target", "draft") if getattr(self, role)]
         return {f"model.{role}": Path(self.path(role)) for role in named}
 
@@ -106,9 +112,10 @@ class Pair:
 def load_pair(
     spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
 ) -> Pair:
-    """Load the models. `engines`: by role, what engine=auto chose in the run to resume.
+    """Load the target and, with `with_draft`, the draft model.
 
-    Raises a one-line `ValueError` if the models cannot be loaded or paired.
+    `engines` has the engine that engine=auto chose for each role in the run to resume. Raises a
+    one-line `ValueError` if a model cannot be loaded, or if their vocabularies do not match.
     """
     roles = ("target", "draft")[: 1 + with_draft]
     for role in roles:
@@ -121,8 +128,8 @@ def load_pair(
 
 
 def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedModel:
-    """Load the "target" or the "draft"; `engine` replaces engine=auto if it is "eager" or "fused".
-    Raises `ValueError` if loading fails."""
+    """Load the model of a role, "target" or "draft". If the spec has engine=auto and `engine` is
+    "eager" or "fused", this engine is used. Raises `ValueError` if loading fails."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value
@@ -171,7 +178,8 @@ def dtype_of(spec: PairSpec) -> torch.dtype:
 
 
 def load_tokenizer(spec: PairSpec):
-    """Load the target's tokenizer without its weights."""
+    """Load the target's tokenizer, not its weights. Raises `ValueError` if that fails, or if the
+    tokenizer does not reproduce its own text."""
     source = spec.path("target")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -183,7 +191,8 @@ def load_tokenizer(spec: PairSpec):
 
 
 def model_path(name: str) -> str:
-    """Return the hub id or folder that a model's name stands for."""
+    """Return the folder of a shipped model, "reference/target" or "reference/draft"; any other name
+    (hub id or folder) is returned unchanged."""
     return str(PACKAGE / name) if name.startswith("reference/") else name
 
 

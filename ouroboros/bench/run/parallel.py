@@ -1,4 +1,4 @@
-"""Run on several devices: the ranks share each target call, and rank 0 writes the results.
+"""Run on several devices: the ranks (processes) share each target call; rank 0 writes the results.
 
 Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary folder.
 Invariant: everything that decisions depend on (costs, finished samples, whether to stop) is
@@ -29,8 +29,11 @@ from ouroboros.engine.parallel.sharded import CallMs
 
 @contextmanager
 def join_ranks(parallel: str | None) -> Iterator[Ranks]:
-    """Context manager: yield the run's ranks (a single one unless it is parallel). Only rank 0
-    prints. If a rank is lost, one of the others reports it and all exit with code 1."""
+    """Context manager: yield the run's ranks, or a single one if `parallel` is None.
+
+    Only rank 0 prints. If a rank is lost, one of the others reports it and all exit with code 1.
+    After a `ValueError` or `OSError`, all other ranks exit with code 2.
+    """
     if parallel is None:
         yield Ranks()
         return
@@ -57,8 +60,9 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 def claimed_folder(
     place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
 ) -> Iterator[ResultsFolder]:
-    """Yield the folder that this rank writes to: for rank 0 `place`, locked and checked with
-    `check_open(**choice)`, else a temporary folder with copies of the files needed to resume."""
+    """Yield the folder that this rank writes to, locked and checked with `check_open(facts,
+    **choice)`: `place` on rank 0, else a temporary folder with copies of the files needed to
+    resume. `choice` has `overwrite` and `retry_failed`."""
     with ExitStack() as stack:
         if ranks.rank:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -92,7 +96,11 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return a function that predicts a call's ms: beyond measured sizes, proportional to nodes."""
+    """Return a function (nodes, context) that predicts a call's milliseconds from `surface`.
+
+    A larger tree than all measured ones costs in proportion to its nodes, a longer context as much
+    as the longest measured one.
+    """
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)

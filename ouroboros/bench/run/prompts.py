@@ -18,7 +18,8 @@ SEPARATOR = "\n\n"
 
 
 def prompt_ids(tokenizer, example: Example) -> list[int]:
-    """Return an example's prompt as token ids; messages go through the chat template."""
+    """Return an example's prompt as token ids; an example with messages uses the tokenizer's chat
+    template."""
     if not example.messages:
         return list(tokenizer(example.prompt).input_ids)
     messages = [dict(message) for message in example.messages]
@@ -27,12 +28,13 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
 
 
 def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the longest prompt's number of tokens; of conversations, only the first turn's."""
+    """Return the longest prompt's number of tokens; a later turn of a conversation counts without
+    the turns before it."""
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
 def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
-    """Raise `ValueError` if a token id is outside a vocabulary of `vocab` tokens."""
+    """Raise `ValueError` if a token id of the prompt `name` is not in the range 0 to vocab - 1."""
     if unknown := [token for token in prompt if not 0 <= token < vocab]:
         raise ValueError(
             f"the prompt of {name} holds id {unknown[0]}, the model knows ids 0 to {vocab - 1}: "
@@ -42,9 +44,9 @@ def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the decoder `first`, which the conversations of all decoders continue.
+    """The answers of the run's first decoder, `first`, which all decoders' conversations continue.
 
-    `samples` has the completions so far, by key.
+    `samples` has the run's samples so far, by key; it may grow.
     """
 
     task: Task
@@ -53,7 +55,8 @@ class Answers:
     samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
-        """Return the example, with the conversation so far if it is a later turn.
+        """Return the example; a later turn of a conversation with the earlier turns, and `first`'s
+        answers in this `repeat`, before its question.
 
         Raises `ValueError` if the previous turn failed.
         """
@@ -72,9 +75,9 @@ def with_context(
 ) -> list[Example]:
     """Pad each prompt with other prompts to about `tokens` tokens.
 
-    The padding consists of the prompts that precede the example in `others` (the whole task),
-    wrapping around; the first one is truncated at its start. Longer prompts stay unchanged. Raises
-    `ValueError` for conversations, and if `others` has too little text.
+    The padding consists of the prompts that precede the example in `others` (all examples of the
+    task), wrapping around; the first one is truncated at its start. Longer prompts stay unchanged.
+    Raises `ValueError` for conversations, and if `others` has too little text.
     """
     if any(e.messages or e.follows for e in others):
         raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")

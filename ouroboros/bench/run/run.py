@@ -57,10 +57,10 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder and its loaded models and decoders.
+    """A run's folder, and its models and decoders, loaded.
 
-    `finished` is False if the run was interrupted. In a parallel run, only the process with `first`
-    set scores samples and owns the folder.
+    `finished` is False if the run was interrupted. In a parallel run, `first` is True only in the
+    process that scores samples and owns the folder, rank 0.
     """
 
     folder: ResultsFolder
@@ -79,9 +79,9 @@ def run(
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C or SIGTERM ends the run and
-    loses the current sample only. If the folder has no call costs yet, `measure_costs` may return
-    them; if it returns None and a decoder needs costs, they are measured. Raises `ValueError` if
-    the run cannot start or resume.
+    loses only the samples that are being decoded. Call costs are those of the folder, else those
+    that `measure_costs` returns, else (if it returns None) those of the config; without any, they
+    are measured if a decoder needs them. Raises `ValueError` if the run cannot start or resume.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -178,10 +178,11 @@ def build(
     costs: Costs | None = None,
     ranks: Ranks | None = None,
 ) -> Bench:
-    """Return the run's loop over the examples, padded to `context_tokens`.
+    """Return the run's loop over the examples, which are padded if the config has `context_tokens`.
 
-    Without `costs`, they are measured if a decoder needs them; an untimed run uses default costs.
-    `ranks`: the ranks of a parallel run, over which the target is sharded; rank 0 drafts.
+    Without `costs`, they are measured if a decoder needs them; an untimed run uses the costs
+    `UNTIMED` instead. `ranks` are those of a parallel run (else None): the target is shared among
+    them, and rank 0 drafts.
     """
     tokenizer = pair.target.tokenizer
     if config.context_tokens:
@@ -209,7 +210,7 @@ def build(
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
     """Reload the task, models and decoders of a folder's run.
 
-    `overrides` replace config values by dotted name, such as paths, which run.json shortens to
+    `overrides` replaces config values by dotted name; paths need it, because run.json keeps only
     their last part. Raises `ValueError` if files, prompts or options differ from the run's.
     """
     run = folder.load_run()
@@ -258,9 +259,9 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
-    """Return what run.json records about the loaded task, models and decoders.
+    """Return what run.json records about the loaded task, models and decoders, by key.
 
-    If `timing` is false, times mean nothing, because other jobs may have shared the device.
+    If its "timing" is false, times mean nothing, because other jobs may have shared the device.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))

@@ -1,7 +1,7 @@
 """Record the draft trees of a run and the target's prediction at every node.
 
-Replays need the predictions, reports the trees. A prediction's key is its whole prefix (*prefix
-key*), so a lookup returns the target's prediction in whatever tree the prefix occurs.
+Replays need the predictions, reports the trees. A prediction's key is the whole sequence before it
+(*prefix key*), so a replay finds it even if the same sequence occurs in a different tree.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 PrefixKey = tuple[int, tuple[int, ...]]
-"""The length of the common prefix with the recorded sequence, and the tokens after it."""
+"""A sequence, as (length of its common prefix with the recorded sequence, its tokens after it)."""
 
 
 def prefix_keys(
     base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
 ) -> Iterator[PrefixKey]:
-    """Yield the key of the prediction after each node of a tree whose root is token `base` - 1.
+    """Yield, for each node of a tree, the key of the sequence that ends with the node.
 
-    `off` has the tokens, up to the root, since the sequence first differed from the recording.
+    The root is the last of the `base` tokens of the sequence so far. If that sequence differs from
+    the `recorded` tokens, `off` has its tokens from the first difference on.
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
@@ -38,7 +39,7 @@ def prefix_keys(
 
 
 class Recorder:
-    """Wraps a drafter, with its capabilities, and records each step."""
+    """A drafter that passes every call on to the wrapped `drafter` and records each step."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -50,7 +51,7 @@ class Recorder:
         return getattr(self.drafter, name)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt with an empty record."""
+        """Clear the record and reset the wrapped drafter for a new prompt."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
 
@@ -66,7 +67,8 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the predictions after nodes that are not in the output, and after its end."""
+        """Return the target's predictions that cannot be read off the output, by prefix key: after
+        draft nodes that left the output (prompt and `new_tokens`), and after its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))
@@ -77,5 +79,5 @@ class Recorder:
         return found
 
     def trees(self) -> list[ProposedTree]:
-        """Return the recorded trees, one per step, with their accepted paths."""
+        """Return the recorded trees with their accepted paths, one per step."""
         return [ProposedTree(tree, tuple(p), c[p[-1]]) for _, tree, c, p in self._steps]
