@@ -42,7 +42,8 @@ class SharedNoise(LogitsProcessor):
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:
-    """Return logits processors with which transformers' greedy generation selects like `choose`."""
+    """Return logits processors with which transformers' greedy generation selects like `choose`.
+    Raises `ValueError` for a selector other than `argmax`, a `Sampler` and `Processed`."""
     if choose is argmax:
         return LogitsProcessorList()
     if isinstance(choose, Sampler):
@@ -243,7 +244,8 @@ def timed_steps(
     rows: int = 1,
 ) -> list[StepRecord]:
     """Return one `StepRecord` per arrival (seconds, count), up to `cut` new tokens. `started` is
-    the start time of the first step; `calls` has those of draft calls."""
+    the start time of the first step, `calls` has the start times of draft calls, and `rows` is the
+    number of sequences that share the steps."""
     steps, before, left = [], started, cut
     for at, count in arrivals:
         new = min(count, left)

@@ -50,7 +50,7 @@ class LlamaCpp:
         )
 
     def _draft(self, input_ids, **options):
-        """Draft the continuation of `input_ids`, and note the time."""
+        """Draft the continuation of `input_ids`; record the time in `_drafts`."""
         self._drafts.append(time.perf_counter())
         return self._lookup(input_ids, **options)
 

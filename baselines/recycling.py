@@ -36,8 +36,10 @@ PATHS = re.findall(
 
 
 def template(nodes: int) -> list[tuple[int, int]]:
-    """Return the `nodes` most probable nodes of the published tree, as (parent, rank); parent -1 is
-    the root. The assumed probability of a path decreases with its length and its ranks."""
+    """Return the `nodes` most probable nodes of the published tree, as (parent, rank) in order: the
+    index of the parent in this list (-1: the root), and the rank of the node's token after the
+    parent's. The assumed probability of a node decreases with its depth and with the ranks on its
+    path."""
 
     def likely(path: str) -> float:
         return math.prod(0.5 / (1 + int(rank)) for rank in path)
@@ -90,7 +92,8 @@ class TokenRecycling:
         self._fresh = True
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the template's nodes for which successor rows have a token."""
+        """Return the template's nodes for which successor rows have a token; the root alone in the
+        first step after a long prompt."""
         if self._begin(tokens):
             return TokenTree.chain(tokens[-1], ())
         index: list[int] = []
@@ -123,7 +126,8 @@ class TokenRecycling:
 
     def _begin(self, tokens: Sequence[int]) -> bool:
         """In the first step of a prompt, with `read_prompt`, put each prompt token's successors at
-        the front of its row, newest first. Return whether to propose nothing in this step."""
+        the front of its row, newest first. Return whether to propose nothing in this step (see
+        `read_alone`)."""
         fresh, self._fresh = self._fresh, False
         for token, after in pairwise(tokens) if fresh and self.read_prompt else ():
             known = self.rows.get(token, [])

@@ -54,7 +54,8 @@ class Rejection(TokenSelector):
         return self.sampler.warped(logits).double().softmax(-1).cpu()
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        """Return the accepted or sampled token after each accepted node; -1 after other nodes."""
+        """Return the accepted or sampled token after each node of the accepted path, and -1 after
+        other nodes, [len(tree.logit_nodes)]."""
         distributions = self.distributions(logits)
         child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
@@ -66,7 +67,8 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return a node's next token and whether it was drafted; `p`: the target's distribution."""
+        """Return (token, accepted) after a node: whether the token is one of the candidates in
+        `drawn` (None: there are none). `p` is the target's distribution, [vocab]."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)

@@ -119,7 +119,8 @@ class Speculative:
 
 
 class Draws(TokenSelector):
-    """Selector that samples candidates from the draft model's distribution and stores them."""
+    """Selector that samples `count` candidates from the draft model's distribution after each node
+    and stores them in `drawn`. The first candidate continues the draft."""
 
     def __init__(self, rule: Rejection, count: int) -> None:
         self.rule = rule

@@ -25,7 +25,8 @@ from ouroboros.tree import TokenTree
 
 
 class Draft(NamedTuple):
-    """Draft tokens, the index of each one's parent (-1: the root), and their total probability."""
+    """Draft tokens, the index of each one's parent among them (-1: the root), and `score`, the sum
+    of their estimated probabilities: the expected number of accepted tokens."""
 
     tokens: list[int]
     parents: Sequence[int]
@@ -149,7 +150,8 @@ class SuffixDecoding:
         self._seen = len(tokens)
 
     def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
-        """Return the draft with the highest score over all match lengths; ties go to the longest.
+        """Return the draft of at most `room` tokens with the highest score over all match lengths;
+        ties go to the longest. `places[m - 1]` is where the last m tokens end in `tree`.
 
         Skips a match that occurs as often as a longer one (its continuations are the same). Stops
         at a match whose draft could not be longer than the best score.
@@ -170,8 +172,9 @@ class SuffixDecoding:
 
 
 def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Return the most frequent continuation: up to `limit` tokens, while its probability is at
-    least `least`. At the end of the text the draft continues with its own tokens."""
+    """Return the most frequent continuation of the n-gram at `place`: up to `limit` tokens, while
+    its probability is at least `least`. At the end of the text the draft continues with its own
+    tokens."""
     tokens: list[int] = []
     (node, at), score, share = place, 0.0, 1.0
     while at < 0 and len(tokens) < limit:
@@ -194,7 +197,8 @@ def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft
 
 
 def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Return a tree of the `limit` most probable nodes with probabilities of at least `least`."""
+    """Return a tree of the `limit` most probable nodes after the n-gram at `place`; each has a
+    probability of at least `least`."""
     tokens: list[int] = []
     parents: list[int] = []
     score, order = 0.0, count()

@@ -100,7 +100,8 @@ class SuffixTree:
         return leaf
 
     def _visit(self, child: int, length: int) -> None:
-        """Count an occurrence of a node; at the second occurrence, give a leaf its first child."""
+        """Count an occurrence of a node, an n-gram of `length` tokens; at the second occurrence,
+        give a leaf its first child."""
         self.counts[child] += 1
         if self.children[child] is _NONE and length < self.depth:
             start = self.starts[child]

@@ -31,7 +31,8 @@ class Request(NamedTuple):
         return self.model.score(self.sequence, self.tokens, self.tree)
 
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Answer several requests to the same model with one joint call."""
+        """Make one joint call for `calls`, requests to the same model, this one among them. Return
+        the logits of each, in order."""
         return self.model.score_together([call[1:] for call in calls])
 
 
@@ -50,7 +51,8 @@ class Roll(NamedTuple):
         return self.model.roll(*self[1:])
 
     def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Generate the tokens one by one, each with a `Request`; return them."""
+        """Generate the tokens one by one, with a `Request` for each, for use in joint calls; return
+        them."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):
@@ -61,8 +63,9 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A step's request for a decision about the batch: `decide` takes a list of all `offer`s, and
-    returns a result for each. `drafting`: about a draft call (False: about the target call)."""
+    """A step's request for a decision that concerns all sequences of a batch. `decide` takes the
+    list of their `offer`s and returns a result for each. `drafting`: whether it is about a draft
+    call (False: about the target call)."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any
@@ -73,7 +76,8 @@ class Bid(NamedTuple):
         return self.decide([self.offer])[0]
 
     def serve(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Decide for all sequences at once, with one call of `decide`."""
+        """Decide for `calls`, the bids of all sequences, with one call of `decide`; return their
+        results."""
         return self.decide([call.offer for call in calls])
 
 

@@ -134,7 +134,8 @@ class StepRecorder:
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
-    """Call a drafter's `propose`; return its tree. Raises `ValueError` for any other result."""
+    """Call a drafter's `propose` (a generator or a plain function) with `left` as budget; return
+    its tree. Raises `ValueError` for any other result."""
     tree = drafter.propose(tokens, left)
     if isinstance(tree, GeneratorType):
         tree = yield from tree
@@ -224,7 +225,8 @@ class Decoding:
             self.trace.finish = "context"
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Let the drafter learn from the scored tree."""
+        """Let the drafter learn from the scored tree, with the target's ranking if it reads
+        rankings."""
         if self._ranking:
             self.capabilities.observe_ranked(tree, self._ranking.last, path)
         self.drafter.observe(tree, chosen, path)

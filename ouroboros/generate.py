@@ -391,7 +391,7 @@ custom_generate = CustomGenerate
 def _scores(
     target: CachedModel, trace: DecodeTrace, choose: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the scores and logits of each new token, [new, vocab], with an extra target call."""
+    """Return (scores, logits) of each new token, [new, vocab] each, with an extra target call."""
     prompt, new = trace.tokens[: trace.prompt_len], trace.new_tokens
     tree = TokenTree.chain(prompt[-1], new[:-1])
     logits = target.score(target.new_sequence(), prompt, tree).float().clone()
@@ -403,8 +403,9 @@ def _scores(
 def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
-    """Return the token selector for a generation config and its processors, in transformers' order.
-    `batch` has the arguments `padding` and `row` of `Processed`."""
+    """Return the selector for a generation config and its logits `processors`, applied in
+    transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
+    besides `WARPERS`. `batch` has the arguments `padding` and `row` of `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax

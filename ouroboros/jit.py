@@ -50,8 +50,8 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
-    """Call `compile_all`, which compiles `what` or loads it from the cache; return its result. Log
-    a warning first if the cache is empty.
+    """Call `compile_all`, which compiles functions or loads them from the cache `folder`; return
+    its result. Log a warning first if the cache is empty; `what` names the functions there.
 
     A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
     compiles at least one more function, which remains available in this process.

@@ -48,7 +48,7 @@ def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
 ) -> Callable:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
-    loaded in the model's dtype, on its device."""
+    loaded in the model's dtype, on its device. `settings` are those of `taken_settings`."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
@@ -127,7 +127,9 @@ class OuroborosLM(HFLM):
         raise ValueError("--use_cache skips the generation to be timed: omit it, or use hf")
 
     def get_model_info(self) -> dict:
-        """Return the model info of `hf`; the key "ouroboros" has the decoder and its speed."""
+        """Return the model info of `hf`. The key "ouroboros" adds this library's version, the
+        decoder, the draft's name, torch's threads, the numbers of completions and new tokens, and
+        the speed metrics named in `FIGURES` (None before the first completion)."""
         generated = [sample for sample in self.samples if sample.new_tokens]
         return super().get_model_info() | {
             "ouroboros": {

@@ -25,7 +25,8 @@ Model = PreTrainedModel | CachedModel
 
 class WrapperCache:
     """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
-    Each is stored with a fingerprint of the weights and attention for which it was made."""
+    Each is stored with the attention and weight addresses for which it was made. `decoding`:
+    whether the decoder is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -148,8 +149,8 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:
-    """Return the attention implementations of a model and its sub-configs, in the form that
-    transformers accepts."""
+    """Return the attention implementations of a model ("") and of its sub-configs (by their names),
+    in the form that `set_attn_implementation` accepts."""
     config = model.config
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     own = {name: part._attn_implementation for name, part in parts.items() if part is not None}

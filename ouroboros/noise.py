@@ -1,4 +1,4 @@
-"""Gumbel noise on a CPU: a hash of (seed, position, token id), compiled with numba.
+"""Gumbel noise of a `Sampler` on a CPU: a hash of (seed, position, token id), compiled with numba.
 
 The bits equal those of `ouroboros.select.gumbel` on a GPU: logarithms use only +, -, x and /, in
 the same order.
@@ -50,7 +50,7 @@ def _log(mantissa, exponent):
 
 @jit
 def position_key(seed, position):
-    """Return the key of a position's noise, for `gumbel_of`."""
+    """Return the hash of seed and position that `gumbel_of` takes as `key`."""
     return _mix(_mix(seed + GOLDEN) + position)
 
 

@@ -36,12 +36,13 @@ PURE = frozenset(
 class Processed(TokenSelector):
     """Selector that applies logits processors, then lets `choose` (`argmax` or a `Sampler`) select.
 
-    A sampler's warpers apply after the processors. `vocab` is the target's vocabulary size; the
-    logits of a draft with a smaller vocabulary are padded to it. In a batch, processors see the row
-    number `row` and the tokens with the left `padding` that transformers would give them. A
-    processor of your own must set `reads_text_only = True`.
+    - A sampler's warpers apply after the processors.
+    - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
+      to it for the processors
+    - `padding`, `row`: in a batch, the left padding and the row number that processors see
 
-    Raises `ValueError` naming a processor that may keep state.
+    A processor of your own must set `reads_text_only = True`. Raises `ValueError` naming a
+    processor that may keep state.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Constraint:
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the allowed next ids; [0] after a forbidden token."""
+        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden token. `batch` is
+        ignored."""
         text = tuple(ids.tolist())
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:

@@ -25,7 +25,7 @@ class ReferencePair(NamedTuple):
 
 
 def reference(*, dtype: torch.dtype = torch.float32) -> ReferencePair:
-    """Load the reference pair in `dtype` on the CPU."""
+    """Load the reference pair in `dtype` on the CPU; return (target, draft, tokenizer)."""
     roles = ("target", "draft")
     target, draft = (LlamaForCausalLM.from_pretrained(FOLDER / r, dtype=dtype) for r in roles)
     return ReferencePair(target, draft, AutoTokenizer.from_pretrained(FOLDER / "target"))

@@ -1,9 +1,9 @@
 """Token selection: the argmax of logits, or a sample drawn with shared noise.
 
-A sample is the argmax of the warped logits plus Gumbel noise. The noise is a function of seed,
-absolute position and token id, so every decoder samples the same token at a position, whatever it
-drafted. The draft model uses the same noise (drafter-invariant speculative sampling, Daliri et al.
-2024, https://arxiv.org/abs/2408.07978).
+A sample is the argmax of the logits, after temperature and filters (*warped*), plus Gumbel noise.
+The noise is a function of seed, absolute position and token id, so every decoder samples the same
+token at a position, whatever it drafted: the noise is *shared*. The draft model uses it too
+(drafter-invariant speculative sampling, Daliri et al. 2024, https://arxiv.org/abs/2408.07978).
 
 Invariant: the token chosen after a node depends on its logits, position and path, never on the rest
 of the tree.
@@ -51,11 +51,12 @@ class TokenSelector(Protocol):
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         """Return the best `count` tokens of each row, the chosen token first. Takes one
-        device-to-host copy."""
+        device-to-host copy. Raises `TypeError` for a selector without a ranking."""
         raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return scores in the shape of `logits`; the highest is chosen, excluded ids have -inf."""
+        """Return scores in the shape of `logits`; the highest is chosen, excluded ids have -inf.
+        Raises `TypeError` for a selector without scores."""
         raise TypeError(f"{type(self).__name__} has no scores")
 
 
@@ -104,7 +105,7 @@ class LogitSelector(TokenSelector):
     def _noise(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> tuple[torch.Tensor, ...]:
-        """Return (noise,), with noise in the shape of the logits; () for greedy decoding."""
+        """Return (noise,), Gumbel noise in the shape of the logits; () for greedy decoding."""
         return ()
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -195,11 +196,12 @@ NOISE_VALUES = 1 << 20  # computed together on a GPU
 
 
 class Sampler(LogitSelector):
-    """Sampling at a temperature, with noise shared by all decoders and the draft.
+    """Sampling at a temperature, with noise shared by all decoders and the draft model.
 
     Tokens follow the softmax of the warped logits. `seed`, modulo 2**64, determines the noise;
-    derive it from run, prompt and sample number. Warpers are transformers', in its order, built
-    from the settings or given as `warpers`, which must not depend on earlier tokens.
+    derive it from run, prompt and sample number. `warpers` are transformers' logits warpers, which
+    must not depend on earlier tokens; by default they are built from the other arguments, in
+    transformers' order. Raises `ValueError` for a temperature not above 0.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Stand-ins: a small trained model inside a large model's shape, with the large model's call cost.
+"""Stand-ins: a small trained model embedded in a large model, with the large model's call cost.
 
 To time a decoder realistically, a call must move as many bytes as in a large model, and draft and
 target must agree as often as a real pair; the large model's weights are not needed. `embed` builds
-a `LlamaForCausalLM` of a large shape that computes the same function as a small model, its *core*.
-Measurements with it are labelled "stand-in".
+a `LlamaForCausalLM` with the dimensions of a large model that computes the same function as a small
+model, its *core*. Measurements with it are labelled "stand-in".
 
 Invariant, after every layer: the first d of D residual dimensions equal the core's residual,
 dimension d holds the constant c for every token, and all others are exactly zero. Hence
@@ -53,8 +53,8 @@ SHAPES = {
 
 
 def shape(name: str) -> LlamaConfig:
-    """Return a config of the named shape; "yi-34b@54" has 54 layers. Raises `ValueError` for an
-    unknown name."""
+    """Return a config with the dimensions of a large model, by name; "yi-34b@54" has 54 layers.
+    Raises `ValueError` for an unknown name."""
     whole, _, layers = name.partition("@")
     if whole not in SHAPES or (layers and not layers.isdecimal()):
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
@@ -72,18 +72,17 @@ def embed(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """Return a model of the given shape that computes the core's function.
+    """Return a model with the dimensions of the config `shape` that computes the core's function.
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
     Rotary parameters, maximum position, activation, special ids and generation config are the
     core's; `core` and `shape` are not modified. Embeddings are never tied. The first layers are the
-    core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is
-    possible in float16). `seed` determines the unused weights; they differ between CPU and GPU. In
-    bfloat16, core and stand-in round differently, so compare a stand-in with itself only. A core
-    that was cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary
-    frequencies.
+    core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is possible in
+    float16). `seed` determines the unused weights; they differ between CPU and GPU. In bfloat16,
+    core and stand-in round differently, so compare a stand-in with itself only. A core that was
+    cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary frequencies.
 
-    Raises `ValueError` if the core does not fit in the shape, or if either has biases or is not a
+    Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
     Llama model.
     """
     _check(core.config, shape)
@@ -116,11 +115,12 @@ def _head_counts(config: LlamaConfig) -> tuple[int, int]:
 
 
 def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:
-    """Map each of the core's query heads to a query head of the shape.
+    """Return {query head of the core: query head of the stand-in}. The core has `core_heads` query
+    heads and `core_kv` key heads, the stand-in `heads` and `kv`.
 
     Query heads that share a key head form a group. A group of the core that is larger than a group
-    of the shape continues in the shape's next group, whose key and value heads are then copies.
-    Raises `ValueError` if the shape has too few groups.
+    of the stand-in continues in its next group, whose key and value heads are then copies. Raises
+    `ValueError` if the stand-in has too few groups.
 
     >>> place_heads(4, 2, 14, 2)
     {0: 0, 1: 1, 2: 7, 3: 8}
@@ -141,7 +141,8 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
 
 
 def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
-    """Raise `ValueError` for a core and a shape that `embed` cannot combine exactly."""
+    """Raise `ValueError` if `embed` cannot embed a core in a model with these dimensions
+    exactly."""
     for role, config in (("core", core), ("shape", shape)):
         if config.model_type != "llama":
             raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
@@ -168,7 +169,9 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
 def _fill(
     model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float, seed: int
 ) -> None:
-    """Write every weight of `model`."""
+    """Write every weight of `model`, with the core's query heads at `heads` (see `place_heads`) and
+    the constant `c` in the residual (0: no ids are unused). `seed` determines the unused
+    weights."""
     noise = torch.Generator(model.device).manual_seed(seed)
     used, width = core.config.vocab_size, core.config.hidden_size
     table, head = model.model.embed_tokens.weight, model.lm_head.weight
@@ -199,7 +202,8 @@ def _fill(
 
 
 def _fill_norm(norm: llama.LlamaRMSNorm, weight: torch.Tensor) -> None:
-    """Write the core's norm weight, scaled by sqrt(d/D), and zeros beyond it."""
+    """Write the core's norm `weight`, scaled by sqrt(d/D), to the first d elements of `norm`; zero
+    the rest."""
     scale = math.sqrt(weight.numel() / norm.weight.numel())
     norm.weight.zero_()[: weight.numel()].copy_(weight.double() * scale)
 

@@ -33,8 +33,9 @@ class RandomTrees(RootOnly):
     """Proposes random trees, some with probes, with siblings of equal tokens, and with nodes deeper
     than the budget.
 
-    `truth` has the tokens of standard decoding. Each node gets the right token with probability
-    `hit`, so deep acceptance, ends of sequence inside a draft and wrong branches all occur.
+    `truth` has the tokens of standard decoding, prompt included. Each node gets the right token
+    with probability `hit`, so deep acceptance, ends of sequence inside a draft and wrong branches
+    all occur.
     """
 
     def __init__(
@@ -139,7 +140,8 @@ def tiny_model(seed: int = 0) -> CachedModel:
 
 
 def _add_noise(model: PreTrainedModel, *, seed: int, step: float, keep: float) -> None:
-    """Multiply matrices by `keep` and add noise of standard deviation `step`."""
+    """Multiply the model's matrices by `keep` and add Gaussian noise of standard deviation
+    `step`."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

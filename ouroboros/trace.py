@@ -11,20 +11,30 @@ from dataclasses import dataclass, field, replace
 class StepRecord:
     """One step of the decoding loop, with one target call.
 
-    Tokens: `drafted` is the depth of the deepest proposed branch; `scored` counts the nodes that
-    the target scored, root and probes included; `accepted` counts accepted draft tokens; `new`
-    counts all tokens added (accepted + 1, or fewer if the output ends). `sources` names the source
-    of each new token. The target's own token is a "correction" if the draft continued differently,
-    a "bonus" after a fully accepted draft, and "target" without a draft.
+    Tokens:
 
-    Seconds: `draft_s` and `verify_s` are spent in draft and target calls, until the results are on
-    the host; `host_s` is the rest of the step. `wait_s`, a part of `draft_s` and `verify_s`, is the
-    wait for results (on a CPU only token selection). In joint calls of `rows` sequences, the step's
-    time is divided equally among them.
+    - `drafted`: depth of the deepest proposed branch
+    - `scored`: nodes that the target scored, with the root and nodes that cannot be accepted
+      (probes)
+    - `accepted`: accepted draft tokens
+    - `new`: tokens added (accepted + 1, or fewer if the output ends)
+    - `sources`: for each new token, the source that proposed it. The target's own token is a
+      "correction" if the draft continued differently, a "bonus" after a fully accepted draft,
+      "target" without a draft
 
-    Draft calls: `draft_scored` counts the nodes of all draft calls, `draft_caught_up` the uncached
-    sequence tokens fed before these nodes. A call may take several forward passes:
-    `target_forwards` and `draft_forwards` count them (0 in older records).
+    Seconds (in joint calls of `rows` sequences, the step's time is divided equally among them):
+
+    - `draft_s`, `verify_s`: draft and target calls, until the results are on the host
+    - `host_s`: the rest of the step
+    - `wait_s`: the part of `draft_s` and `verify_s` spent waiting for results (on a CPU only token
+      selection)
+
+    Calls:
+
+    - `draft_calls`: draft calls; `draft_scored`: the nodes of all draft calls; `draft_caught_up`:
+      the uncached sequence tokens fed before these nodes
+    - `target_forwards`, `draft_forwards`: forward passes, of which a call may take several (0 in
+      older records)
     """
 
     drafted: int = 0

@@ -93,8 +93,8 @@ class TokenTree:
         logit_nodes: Sequence[int] | None = None,
         padding: int = 0,
     ) -> TokenTree:
-        """Return the tree of the given nodes, plus `padding` probes below the root. Nothing is
-        checked. `logit_nodes` must be in ascending order (None: all nodes)."""
+        """Return the tree of the given nodes, plus `padding` copies of the root below it, as
+        probes. Nothing is checked. `logit_nodes` must be in ascending order (None: all nodes)."""
         size = len(tokens)
         return _unchecked(
             tokens=tokens + tokens[:1] * padding,
@@ -297,8 +297,9 @@ class TreeBuilder:
 
 
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree with these fields and cached properties, without the checks of the constructor,
-    which would take as long as building it. Omitted fields have their defaults."""
+    """Return a tree with these fields and cached properties. It skips the checks of the
+    constructor, which would take as long as building the tree. Omitted fields have their
+    defaults."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree

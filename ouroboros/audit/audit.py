@@ -86,7 +86,8 @@ class Control:
 
 
 class Auditor:
-    """Audits completions of one model; noise is measured with calls of each size in `rows`.
+    """Audits completions of one model. Rounding noise is measured with calls of each number of
+    tokens in `rows`.
 
     `exact` is the reference precision: float64, or float32 for a quick audit of a half-precision
     run. Copies of the model in this precision and in float32 are created on first use, on `device`
@@ -119,13 +120,13 @@ class Auditor:
         choose: TokenSelector,
         controls: bool = False,
     ) -> tuple[dict[str | None, Finding], list[Control]]:
-        """Return a finding for each decoder in `others` (the key None: for the reference), and the
-        controls.
+        """Return (findings, controls): a `Finding` by name of a decoder, and a `Control` for each
+        of `rows`.
 
         `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
-        completion). If no completion differs and `controls` is false, nothing is measured, and the
-        key None is missing; otherwise its finding compares the reference with float64. After a tie,
-        the rest of a completion is compared with float64.
+        completion). If no completion differs and `controls` is false, nothing is measured, and
+        there are no controls. Otherwise the key None has a finding for the reference, compared with
+        float64. After a tie, the rest of a completion is compared with float64 too.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
         equal = all(index is None for index in parted.values()) and None not in others.values()
@@ -210,19 +211,22 @@ class _ScoredText:
         return self.auditor.score(torch.float32, self.prompt, self.new)
 
     def choices(self, logits: torch.Tensor) -> list[int]:
-        """Return the chosen token at each position; `logits` has one row per position."""
+        """Return the token that `choose` selects at each position; `logits` has one row per
+        position."""
         if not len(self.new):
             return []
         tree = TokenTree.chain(self.prompt[-1], self.new[:-1])
         return self.choose.scores(logits, self.prompt, tree).argmax(-1).tolist()
 
     def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the scores [vocab] of `logits` [vocab] after `index` new tokens."""
+        """Return the scores [vocab] that `choose` gives to `logits` [vocab] after `index` new
+        tokens."""
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
     def worst(self, noise: torch.Tensor) -> Finding:
-        """Compare every token with the choice of the exact logits; return the worst finding."""
+        """Compare every new token with the choice of the exact logits; return the worst finding: a
+        BUG before a tie, then the largest shift. `noise` is by position."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -234,8 +238,7 @@ class _ScoredText:
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
         """Return the finding for a position where `found` was chosen instead of `expected`: numeric
         tie or BUG. The allowed shift is the larger of the noise at this position and the 95th
-        percentile over all positions.
-        """
+        percentile over all positions."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))
@@ -293,7 +296,8 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions [vocab], with entries 1 and -1, that favour `token` over competitors."""
+    """Yield directions [vocab], with entries 1 and -1, along which `token` gains on `winner` and on
+    other competing tokens."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

@@ -27,10 +27,11 @@ def audit_files(
     on_row: Callable[[], object] = lambda: None,
 ) -> list[Row]:
     """Audit files of greedy completions, prompt by prompt: the first file is compared with the
-    model in float64, every other file with the first.
+    model in float64, every other file with the first. Return a `Row` per prompt; call `on_row`
+    after each.
 
-    Files are named by their stems. Raises `ValueError` for a line that cannot be read, and for a
-    prompt that is missing or different in the first file.
+    Decoders are named by the files' stems. Raises `ValueError` for a line that cannot be read, and
+    for a prompt that is missing or different in the first file.
     """
     names = [
         path.stem if len({p.stem for p in files}) == len(files) else str(path) for path in files
@@ -70,8 +71,8 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Map each line's id to (prompt tokens, new tokens). Of several end tokens at the end, keep
-    one."""
+    """Map each line's id (its number without one) to (prompt tokens, new tokens). Of several end
+    tokens at the end, keep one. Raises `ValueError` for a line that cannot be read."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # keeps U+2028
         if not line.strip():

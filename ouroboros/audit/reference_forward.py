@@ -51,7 +51,8 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager that switches a model to transformers' own attention."""
+    """Context manager: within it, a model with this library's attention uses transformers'
+    `sdpa`."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

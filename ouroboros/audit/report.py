@@ -30,7 +30,8 @@ may differ too."""
 
 @dataclass(frozen=True)
 class Row:
-    """The audit of one prompt in one repeat: each decoder's finding, and the controls."""
+    """The audit of one prompt in one repeat: `findings` has each decoder's `Finding.to_dict()` by
+    name, `controls` the fields of each `Control`."""
 
     example: str
     repeat: int
@@ -39,12 +40,12 @@ class Row:
 
 
 def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:
-    """Count a decoder's completions by verdict."""
+    """Return how many completions of a decoder have each verdict, {verdict: count}."""
     return dict(Counter(r.findings[decoder]["verdict"] for r in rows if decoder in r.findings))
 
 
 def verdict(counts: Mapping[str, int]) -> str:
-    """Return a decoder's verdict in a few words.
+    """Return a decoder's verdict in a few words, from its `tally`.
 
     >>> verdict({"identical": 18, "numeric tie": 2})
     '2 ties of 20'
@@ -63,8 +64,8 @@ def verdict(counts: Mapping[str, int]) -> str:
 
 
 def greedy_equivalent(counts: Mapping[str, int]) -> str:
-    """Return "yes" if all greedy completions are identical or ties, "no" if one is a BUG, "-" if
-    some are not judged or the decoder preserves only the distribution.
+    """Return whether a decoder's completions equal greedy decoding's, given its `tally`: "yes" if
+    all are identical or ties, "no" if one is a BUG, else "-".
 
     >>> greedy_equivalent({"identical": 18, "numeric tie": 2}), greedy_equivalent({"BUG": 1})
     ('yes', 'no')
@@ -75,8 +76,10 @@ def greedy_equivalent(counts: Mapping[str, int]) -> str:
 
 
 def control_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a table with a row per call size: how many completions and tokens transformers' own
-    forward pass chooses differently from standard decoding, and the largest noise in logits."""
+    """Return a table with a row per call size, "tokens a call": the completions ("texts") and
+    "tokens" for which transformers' own forward pass was run, how many of each it chooses
+    differently from standard decoding ("... that differ"), and the "largest noise" in logits. Empty
+    without controls."""
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls
@@ -102,7 +105,7 @@ def audit_markdown(
     greedy: bool = False,
 ) -> str:
     """Return the text of audit.md: verdicts, controls, and each completion that is not identical.
-    `greedy`: whether the run was at temperature 0."""
+    `reference` names standard decoding; `greedy`: whether the run was at temperature 0."""
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)

@@ -46,6 +46,7 @@ Sample = Any
 class Costs:
     """Call costs of a pair of models on a machine.
 
+    - `target`, `draft`: milliseconds of one call of each model
     - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
     - `prefill_ms`: the target's prefill, added to the first step of a sequence
     - `reading_ms`: the draft's prefill in milliseconds, by number of tokens, if measured
@@ -173,9 +174,9 @@ class Costs:
     def measure_grid(
         cls, models: Sequence[CachedModel], *, on_visit: Callable[[], object] = lambda: None, **grid
     ) -> Costs:
-        """Time calls of a target and an optional draft at every tree size and context; measure
-        their bytes and this machine's memory bandwidth. `on_visit` and `grid` are arguments of
-        `timing.time_calls`."""
+        """Time calls of a target and an optional draft (`models`, in this order) at every tree size
+        and context; measure their bytes and this machine's memory bandwidth. `on_visit` and `grid`
+        are arguments of `timing.time_calls`."""
         from ouroboros.costs import timing
 
         footprints = dict(zip(("target", "draft"), map(timing.footprint, models), strict=False))
@@ -230,8 +231,8 @@ class Costs:
 
         A call takes the longer of two times: reading weights, keys and values once at
         `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
-        operations per node and two-byte weight; None: no time). Real calls take longer. `host_ms`
-        is a number or a mapping by decoder. Raises `ValueError` for numbers not above 0.
+        operations per node and two-byte weight; None: ignore computing). Real calls take longer.
+        `host_ms` is a number or a mapping by decoder. Raises `ValueError` for numbers not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
@@ -264,9 +265,10 @@ class Costs:
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def draft_reading_ms(self, tokens: int, context: float) -> float:
-        """Return the milliseconds in which the draft reads `tokens`: interpolated between measured
-        prefills (in proportion beyond the longest); if none was measured, the time of as many calls
-        of the largest known size as are needed."""
+        """Return the milliseconds that the draft takes to read `tokens` uncached tokens.
+        Interpolates between measured prefills; beyond the longest one, the time grows in
+        proportion. If none was measured, adds up calls of the largest measured size at
+        `context`."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
@@ -316,7 +318,8 @@ class Costs:
 
     @property
     def title(self) -> str:
-        """The name of the costs, for the titles of predictions."""
+        """The text that names these costs where predictions are shown: `about["name"]`, else
+        `about["computed"]`, else "measured costs"."""
         return str(self.about.get("name") or self.about.get("computed") or "measured costs")
 
     def host_of(self, decoder: str) -> float:
@@ -332,16 +335,16 @@ class Costs:
 
 
 class CostModel:
-    """Predicts the times of samples from costs. `name` describes the costs in titles, such as "the
-    costs 'epyc'". Predictions are cached by sample."""
+    """Predicts the times of samples from `costs`. `name` describes the costs in tables and titles,
+    such as "the costs 'epyc'". Predictions are cached by sample."""
 
     def __init__(self, costs: Costs, name: str = "") -> None:
         self.costs, self.name = costs, name
         self._known: dict[Sample, list[tuple[float, float, int]]] = {}
 
     def steps(self, sample: Sample) -> list[tuple[float, float, int]]:
-        """Return each step's milliseconds in the target and in the draft, without prefill, and its
-        context length.
+        """Return for each step (milliseconds in the target, milliseconds in the draft, context
+        length), without prefill.
 
         Raises `ValueError` if a step is larger than the largest call of the costs.
         """
@@ -366,9 +369,9 @@ class CostModel:
     def predict(self, sample: Sample) -> Sample:
         """Return a copy of the sample with predicted seconds.
 
-        The first step includes the target's prefill. The first step with a draft call includes the
-        draft's prefill: the target's, times `draft_ratio`, times the share of tokens that the draft
-        read. Raises `ValueError` as `steps` does.
+        The first step includes the target's prefill, `prefill_ms`. The first step with a draft call
+        includes the draft's prefill: `prefill_ms` x `draft_ratio` x the share of the context that
+        the draft read. Raises `ValueError` as `steps` does.
         """
         costs, records = self.costs, list[StepRecord]()
         host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
@@ -385,8 +388,8 @@ class CostModel:
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
 
     def cost(self, sample: Sample) -> tuple[float, int]:
-        """Return the cost of a sample's calls, in one-node target calls at the same context, and
-        its number of new tokens; greedy decoding costs 1 per token.
+        """Return (cost, new tokens) of a sample. The cost is that of its calls, in target calls of
+        one node at the same context; greedy decoding costs 1 per token.
 
         Excludes prefill and host time. Raises `ValueError` as `steps` does.
         """
@@ -408,13 +411,14 @@ class CostModel:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the mean number of tokens fed per draft call of a step: nodes and uncached text."""
+    """Return the mean number of tokens fed per draft call of a step, rounded: nodes and uncached
+    tokens."""
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _spread(surfaces: Iterable[Surface]) -> float:
     """Return the relative spread of a cost measurement: the median, over all models, contexts and
-    sizes, of half the interquartile range / the median time."""
+    sizes, of (half the interquartile range) / (median time)."""
     return median(
         surface.spread_ms[context][nodes] / ms
         for surface in surfaces

@@ -1,7 +1,7 @@
-"""The cost of one call of a model: milliseconds by nodes and context length, and bytes.
+"""The cost of one call of a model: a `Surface` has its milliseconds by nodes and context length, a
+`Footprint` the bytes that it reads.
 
-Invariant: only `estimate_ms` extrapolates; everywhere else a call larger than those measured is an
-error.
+Invariant: calls larger than those measured raise `ValueError`; only `estimate_ms` extrapolates.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class Surface:
         return float(self.calls_ms([nodes], context)[0])
 
     def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
-        """Return the milliseconds of calls of ascending sizes, by bilinear interpolation.
+        """Return the milliseconds of calls of ascending sizes, [nodes], by bilinear interpolation.
 
         Contexts below the smallest one in the table cost as much as the smallest. Raises
-        `ValueError` for larger contexts or sizes than the table has.
+        `ValueError` for contexts or sizes above the largest in the table and, unless `padded`, for
+        sizes below the smallest.
         """
         contexts = list(self.ms)
         if context > contexts[-1]:
@@ -90,7 +91,8 @@ class Surface:
         return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
 
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
-        """Return the milliseconds at a measured context."""
+        """Return the milliseconds of calls of `nodes` (ascending sizes) at a context of the
+        table."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
         if nodes[-1] > sizes[-1] or (nodes[0] < sizes[0] and not self.padded):
             outside = nodes[0] if nodes[0] < sizes[0] else nodes[-1]
@@ -101,7 +103,8 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return a copy in which `contexts[c]`, the longest one with these costs, replaces c."""
+        """Return a copy in which each context c of the table becomes `contexts[c]`, a longer
+        context up to which calls are taken to cost as much."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)

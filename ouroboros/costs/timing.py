@@ -43,14 +43,14 @@ def time_calls(
     on_visit: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Surface]:
-    """Time `score` and its argmax on random trees; return each model's medians and spread.
+    """Time `score` and its argmax on random trees; return a `Surface` of medians for each model.
 
     In each of `visits` rounds, every model and tree size is timed `repeats` times at every context;
     `on_visit` is called after each context. No round begins after `limit_s` seconds. Each size has
     one untimed warm-up call. A context is the number of tokens of the sequence, including the
     tree's root. There is no prefill: times do not depend on the values in the cache. `padded`: the
-    models pad trees to exactly these sizes. Empties the models' caches. Raises
-    `ValueError` if a context and tree exceed a model's positions.
+    models pad trees to exactly these sizes. Empties the models' caches. Raises `ValueError` if a
+    context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), clock()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -109,8 +109,8 @@ def time_reading(
     visits: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[float, float]:
-    """Time the prefill of prompts of each length; return the median milliseconds by length. Empties
-    the model's cache."""
+    """Time the prefill of prompts with these numbers of tokens; return {tokens: median
+    milliseconds}. Empties the model's cache."""
     times: defaultdict[int, list[float]] = defaultdict(list)
     for _ in range(visits):
         for tokens in prompts:
