@@ -17,7 +17,8 @@ SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
 class PrefixKey(NamedTuple):
-    """Where an n-gram ends: at a node, or (with `at`) below a leaf, at a position in the text."""
+    """Where an n-gram ends in a `SuffixTree`: at a node (`at` is -1), or below the leaf `node`,
+    before position `at` of the text."""
 
     node: int
     at: int = -1  # text index of the next token; -1: the node's children are next
@@ -53,7 +54,7 @@ class SuffixTree:
         self.children: list[dict[int, int]] = [{}]  # children by token; a leaf has none
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the text, and count their n-grams."""
         for token in tokens:
             self.text.append(token)
             longer = []
@@ -110,12 +111,13 @@ class SuffixTree:
             self.followed[child] = 1
 
     def place(self, node: int) -> PrefixKey:
-        """Return the position of a node; for a leaf, a position in the text."""
+        """Return where the n-gram of a node ends: at the node or, for a leaf, in the text."""
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Look up another text as it grows. `places` has the positions in this tree of the text's
-        last 1, 2, ... tokens, as far as they occur; return the positions after `token` is added."""
+        """Look up the suffixes of another text, which grows by `token`. `places[m - 1]` is where
+        the last m tokens of that text end in this tree, as far as they occur; return the same after
+        `token`."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
@@ -130,7 +132,8 @@ class SuffixTree:
         return positions
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return (count, position) for each token that followed the n-gram at `place`."""
+        """Return (count, where it ends) for each n-gram that continues the one at `place` by one
+        token."""
         node, at = place
         if at < 0:
             children = self.children[node].items()
@@ -140,7 +143,7 @@ class SuffixTree:
         return []
 
     def token(self, place: PrefixKey) -> int:
-        """Return the last token of the n-gram at a position."""
+        """Return the last token of the n-gram that ends at `place`."""
         node, at = place
         return self.tokens[node] if at < 0 else self.text[at - 1]
 

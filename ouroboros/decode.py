@@ -32,7 +32,7 @@ class Drafter(Protocol):
     """Proposes draft tokens. `DrafterCapabilities` lists its optional attributes and methods."""
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a new prompt. `begin` calls this once per prompt."""
+        """Begin a new prompt, decoded with `choose`. `begin` calls this once per prompt."""
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
@@ -199,8 +199,9 @@ class Decoding:
         return predict(self.model, self.sequence, self.trace.tokens, tree, choose)
 
     def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the accepted path and the new tokens: the path's tokens and the target's next one,
-        truncated after an end-of-sequence token and to `left` tokens."""
+        """Return (path, new): the accepted path, and its tokens plus the target's next one,
+        truncated after an end-of-sequence token and to `left` tokens. Raises `ValueError` if there
+        was no distribution to sample from."""
         path = tree.longest_match(chosen)
         new = [*[tree.tokens[node] for node in path[1:]], chosen[path[-1]]][: self.left]
         for end, token in enumerate(new, 1):

@@ -82,7 +82,7 @@ def decoder_settings(name: str) -> list[str]:
 
 
 def needs_draft(config: str | Mapping) -> bool:
-    """Return whether a decoder, given by name or config, drafts with a model."""
+    """Return whether the config of a decoder, given itself or by name, has a draft model."""
     config = decoder_config(config) if isinstance(config, str) else config
     return config.get("draft") is not None
 

@@ -39,7 +39,7 @@ WARM_UP_TOKENS = 8
 
 
 def taken_settings(decoder: str, options: dict) -> dict:
-    """Remove the settings of the decoder and its draft from `options`; return them."""
+    """Remove the decoder's settings and `draft_context` from `options`; return them."""
     known = [*decoder_settings(decoder), "draft_context"]
     return {name: options.pop(name) for name in known if name in options}
 

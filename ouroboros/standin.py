@@ -105,7 +105,7 @@ def embed(
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Build the model on the "meta" device: no memory is allocated, and it takes milliseconds."""
+    """Return a model without weights, on the "meta" device: no memory is allocated."""
     with torch.device("meta"):
         return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 

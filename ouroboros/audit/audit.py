@@ -47,11 +47,12 @@ RIVALS = 8  # competing tokens that `_directions` tries: so many likely and so m
 class Finding:
     """The verdict on one completion.
 
-    `index` is the first new token that differs; `expected` and `found` are the two ids at this
-    index (None: the completion has ended). `margin` is the score of `expected` minus the score of
-    `found`, by precision; the token with the highest score is chosen (when sampling, scores are
-    filtered logits plus noise). `cut` is, by id, the float64 logit minus the lowest logit that the
-    filters keep. `shift` and `noise` are in logits.
+    - `index`: the first new token that differs; `expected`, `found`: the two ids there (None: the
+      completion has ended)
+    - `margin`: by precision, the score of `expected` minus the score of `found`. The token with the
+      highest score is chosen; when sampling, scores are filtered logits plus noise
+    - `cut`: by id, the float64 logit minus the lowest logit that the filters keep
+    - `shift`, `noise`: see the module; in logits
     """
 
     verdict: Verdict

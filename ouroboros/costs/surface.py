@@ -127,7 +127,8 @@ class Footprint:
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
-    """Convert the keys of a table to numbers (JSON has text keys), in ascending order."""
+    """Return a table with its keys converted to numbers (JSON has text keys), in ascending order.
+    Raises `ValueError` for negative or infinite milliseconds, and for a call without nodes."""
 
     def number(key: str | float) -> float:
         value = float(key)

@@ -50,7 +50,8 @@ class Guard:
         self.begin_prompt()
 
     def begin_prompt(self) -> None:
-        """Begin a prompt: end the pause, or begin one if the last prompts used up the credit."""
+        """Begin a prompt. This ends a pause, or begins one if the last prompts used up the
+        credit."""
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0

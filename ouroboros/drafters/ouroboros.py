@@ -56,11 +56,12 @@ class Ouroboros:
       choose False for reproducible proposals
 
     The draft model reads the prompt at its first call. This call is made only if the expected gain
-    is worth the time of that prefill; without a batch, also if `costs` does not have this time. The
-    gain is taken as READ_GAIN tokens (in batches: `JointCosts.saved_share`) per token still to
-    come, and the tokens to come as those generated so far plus READ_AHEAD, at most the budget. In
-    the first step after a long prompt only the root is proposed, so the first token comes as early
-    as in greedy decoding. Raises `ValueError` for settings out of range.
+    is worth the time of that prefill. If `costs` has no prefill times, the call is always made,
+    except in batches, where the time is estimated from call costs. The gain is READ_GAIN tokens (in
+    batches: `JointCosts.saved_share`) per token still to come; as many tokens are expected to come
+    as were generated so far, plus READ_AHEAD, at most the budget. In the first step after a long
+    prompt only the root is proposed, so the first token comes as early as in greedy decoding.
+    Raises `ValueError` for settings out of range.
     """
 
     def __init__(

@@ -146,9 +146,8 @@ class PhrasePool:
         self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases of a key. Phrases whose context ends with the same tokens as
-        `before` come first, those with more such tokens before others; ties are sorted newest
-        first."""
+        """Return up to `count` phrases of a key, sorted by the number of last tokens that their
+        context shares with `before`, most first; ties are sorted newest first."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []

@@ -39,9 +39,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values.
 
-    Returns [1, n, heads, width]. `attention_mask` is [1, 1, n, slots], additive or boolean.
-    transformers' own `sdpa` function handles one query head per key head, several tokens without a
-    mask, masks that differ by head, and position biases.
+    Returns [1, n, heads, width] (and None). `attention_mask` is [1, 1, n, slots], additive or
+    boolean. Calls with one query head per key head, with several tokens and no mask, with a mask
+    per head or with position biases are passed to transformers' own `sdpa` function.
     """
     _, heads, n, width = query.shape
     group = heads // key.shape[1]

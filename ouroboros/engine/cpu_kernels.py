@@ -376,22 +376,21 @@ class Kernel:
 
 
 class Kernels(NamedTuple):
-    """The kernels for one dtype. Rows are [n, ...] and contiguous; address 0 means no array.
+    """The kernels for one dtype. Rows are [n, ...] and contiguous; address 0 means no array. `eps`
+    and `scale` are float32 values, passed as their bits. Without AVX-512, `multiply` and `decode`
+    are None.
 
-    `norm`(n, width, residual, addend, weight, out, eps): add to the residual in place, then norm.
-    `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, scale, slot, capacity,
-    keys, values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k and
-    apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot` on,
-    and the scaled queries as float32.
-    `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
-    keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
-    `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
-    `multiply`(n, width, columns, rows, weight, bias, out): a linear layer with packed weights.
-    `decode`: the whole model, as called by `fused.FewRows`.
-
-    Without AVX-512, `multiply` and `decode` are None.
-
-    `eps` and `scale` are float32 values, passed as their bits.
+    - `norm`(n, width, residual, addend, weight, out, eps): add `addend` to the residual in place,
+      then write the RMSNorm of the sum to `out`.
+    - `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, scale, slot, capacity,
+      keys, values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k
+      and apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot`
+      on, and the scaled queries as float32.
+    - `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
+      keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
+    - `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
+    - `multiply`(n, width, columns, rows, weight, bias, out): a linear layer with packed weights.
+    - `decode`: the whole model, as called by `fused.FewRows`.
     """
 
     norm: Kernel

@@ -1,4 +1,4 @@
-"""Choose a model's engine: static if its trial calls agree with eager calls, else eager.
+"""Choose a model's engine: on a GPU static if its trial calls agree with eager calls, else eager.
 
 Invariant: every fallback (no graphs, layers not compiled, no attention kernel) is reported with its
 reason.
@@ -56,7 +56,8 @@ def select_engine(
 
 
 def why_different(engine: Eager, reference: Eager) -> str | None:
-    """Compare an engine's logits with those of the reference; return how they differ, or None.
+    """Compare an engine's logits with those of the reference; return how they differ, or the error
+    of a failed call; None if they agree.
 
     Each size is tried twice with different inputs, to detect a graph that replays the inputs of its
     capture. Overwrites the first slots of both caches.

@@ -1,4 +1,4 @@
-"""Run Llama-like decoders on a CPU with packed weights and compiled kernels, without modules.
+"""Run Llama-like decoders on a CPU by packed matrix products and compiled kernels.
 
 A call alternates matrix products with packed weights (`ouroboros.engine.prepack`) and a few kernels
 (`ouroboros.engine.cpu_kernels`), so it spends almost all its time reading weights. In both, a row's
@@ -274,7 +274,7 @@ class FewRows:
 
     @property
     def stale(self) -> bool:
-        """Whether a parameter was replaced or written to."""
+        """Whether a parameter was replaced or written to since `table` was made."""
         return any(
             held.get(name) is not weight or _mark(weight) != mark
             for held, name, weight, mark in self.sources
@@ -383,8 +383,8 @@ def fuse(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool, timed: bool
 ) -> Fused | None:
     """Pack a model's linear layers and return an engine that calls kernels. Return None if the
-    model is not built like Llama, if its calls turn out not to be exact, or (if `timed`) if packed
-    weights are slower here. `demanded`: see `Fused`. Test calls overwrite the first slots."""
+    model is not built like Llama, if test calls are not exact, or, if `timed`, if packed weights
+    are slower here. `demanded`: see `Fused`. Test calls overwrite the cache's first slots."""
     if not _is_llama_like(model, info):
         return None
     try:

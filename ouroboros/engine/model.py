@@ -36,7 +36,8 @@ from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:
-    """Run a method in inference mode; raise `ValueError` if another thread is calling the model."""
+    """Decorator: run a method in inference mode; raise `ValueError` if another thread is calling
+    the model."""
 
     @wraps(call)
     def claimed(self, *args):
@@ -72,6 +73,7 @@ class CachedModel(TreeModel):
       them first; "eager" for any other model
     - "eager": call the transformers model directly
 
+    `max_len` limits the number of positions (None: the model's own limit).
     With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call. A
     draft model reads at most the last `prefill_limit` tokens of a new prompt (None: all).
 
@@ -195,7 +197,7 @@ class CachedModel(TreeModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
-        changed.
+        changed; raises `ValueError` if the vocabulary or the dtype has.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
@@ -359,6 +361,7 @@ class CachedModel(TreeModel):
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; drop its other nodes.
+        Raises `ValueError` if another sequence was scored in between.
 
         The token that the model chose after the path is the next root; it is not cached yet.
         """

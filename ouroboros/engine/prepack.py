@@ -225,7 +225,7 @@ class PackedWeights:
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
 
     def give_up(self) -> None:
-        """Use the plain weights from now on."""
+        """Use the plain weights from now on, and drop the packed ones."""
         for layer in self.layers:
             layer.packed = Packed()
         self.layers, self.facts = [], {}
@@ -300,8 +300,8 @@ def prepack_linears(
 def _pack(
     layers: Sequence[PackedLinear], groups: Sequence[tuple], *, always: bool
 ) -> list[tuple[PackedLinear, ...]]:
-    """Pack layers; return the groups, then each remaining layer as a tuple of one. Layers of a
-    group share one packed weight, which the first layer holds."""
+    """Pack layers in place; return the groups, then each remaining layer as a tuple of one. Layers
+    of a group share one packed weight, which the first layer holds. `always`: see `Packed`."""
     grouped = {layer for group in groups for layer in group}
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
     for unit in units:
@@ -411,7 +411,8 @@ def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
 
 
 def _state(weight: torch.Tensor) -> tuple:
-    """Return values that change when a weight is replaced or written to."""
+    """Return values that change when a weight is replaced or written to; () for an inference
+    tensor, whose writes torch does not count."""
     if weight.is_inference():
         return ()
     return weight.data_ptr(), weight._version, weight.shape, weight.stride()

@@ -327,8 +327,8 @@ def list_options(s, m, node, ranks):
 
 @jit
 def find_children(s, m, node, ranks):
-    """Make the most probable options the node's children, with probabilities that sum to at most 1.
-    A token that is a child already keeps its node, and so the subtree below."""
+    """Make the most probable of `list_options` the node's children, with probabilities that sum to
+    at most 1. A token that is a child already keeps its node, and so the subtree below."""
     list_options(s, m, node, ranks)
     count = min(s.options, s.max_children)
     total = 0.0

@@ -8,7 +8,7 @@ from the root again and reuses existing nodes, so subtrees can move, drop out or
 
 Gain is counted in tokens, cost in target calls. The optimal rule takes an action if and only if it
 gains more tokens than the same cost gains on average (renewal reward; Dinkelbach 1967 for ratios).
-Decisions depend on counts and estimates, never on a clock, so runs are reproducible.
+Decisions depend on counts, estimates and given costs, never on a clock.
 """
 
 from __future__ import annotations

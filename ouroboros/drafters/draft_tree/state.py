@@ -62,13 +62,14 @@ DRAFT_FEATURES = (
 class Memory(NamedTuple):
     """Growing arrays that are kept from step to step.
 
-    `text` holds the tokens of all sequences, separated by -1. `newest[token]` is the token's
-    last position and `previous[i]` the last position before i with the same token (-1: none);
-    `newest_pair` and `previous_pair` are the same for the hash of two consecutive tokens.
-    `ring[number % RING]` is recycled prediction `number`: the CONTEXT tokens before it (nearest
-    first), the prediction, and the number of the previous prediction after the same token;
-    `newest_recycled[token]` is the last number after a token (0: none). `slot` is scratch: the
-    candidate number of a token.
+    - `text`: the tokens of all sequences, separated by -1
+    - `newest[token]`: the token's last position; `previous[i]`: the last position before i with the
+      same token (-1: none); `newest_pair` and `previous_pair`: the same for the hash of two
+      consecutive tokens
+    - `ring[number % RING]`: recycled prediction `number`: the CONTEXT tokens before it (nearest
+      first), the prediction, and the number of the previous prediction after the same token
+    - `newest_recycled[token]`: the last such number after a token (0: none)
+    - `slot[token]`: scratch, the candidate number of a token
     """
 
     text: np.ndarray
@@ -142,8 +143,8 @@ _REALS = {
 def new_state() -> Any:
     """Return an array of one record, the state, filled with zeros.
 
-    Functions that Python calls take the array, because passing the record itself to compiled code
-    takes a hundred times as long.
+    Functions called in every step take the array, because passing the record itself to compiled
+    code takes a hundred times as long.
     """
     fields = [
         (name, kind, shape)
