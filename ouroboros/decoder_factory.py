@@ -76,7 +76,7 @@ def decoder_config(name: str) -> dict:
 
 
 def decoder_settings(name: str) -> list[str]:
-    """Return the names of a decoder's settings."""
+    """Return the names of a decoder's settings, without `draft`."""
     parameters = parameters_of(decoder_config(name), f"decoder={name!r}")
     return [key for key in parameters if key != "draft"]
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ouroboros.bench.run.pair import model_path
-from ouroboros.lm_eval import decode_with, taken_settings
+from ouroboros.lm_eval import decode_with, pop_settings
 
 if find_spec("inspect_ai") is not None:  # optional, so this module can be imported without it
     from inspect_ai.model import modelapi
@@ -35,7 +35,7 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
             decoder: str = "ouroboros",
             **options: Any,
         ) -> None:
-            settings = taken_settings(decoder, options)
+            settings = pop_settings(decoder, options)
             super().__init__(model_path(model_name), *args, **options)
             decode = decode_with(self.model, draft, decoder, settings)
             self.model.generate = partial(self.model.generate, custom_generate=decode)

@@ -53,7 +53,8 @@ def parameters_of(config: Mapping, what: str) -> Mapping[str, inspect.Parameter]
 
 
 def check_arguments(config: Mapping, what: str) -> None:
-    """Raise `ValueError` for an argument that the class does not have, or of the wrong type."""
+    """Raise `ValueError` for an argument that the class does not have, or of the wrong type. Accept
+    all arguments of a class that takes **kwargs."""
     parameters = parameters_of(config, what)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

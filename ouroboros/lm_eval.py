@@ -38,7 +38,7 @@ FIGURES = (
 WARM_UP_TOKENS = 8
 
 
-def taken_settings(decoder: str, options: dict) -> dict:
+def pop_settings(decoder: str, options: dict) -> dict:
     """Remove the decoder's settings and `draft_context` from `options`; return them."""
     known = [*decoder_settings(decoder), "draft_context"]
     return {name: options.pop(name) for name in known if name in options}
@@ -48,7 +48,7 @@ def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
 ) -> Callable:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
-    loaded in the model's dtype, on its device. `settings` are those of `taken_settings`."""
+    loaded in the model's dtype, on its device. `settings` are those of `pop_settings`."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
@@ -75,7 +75,7 @@ class OuroborosLM(HFLM):
     ) -> None:
         if options.get("mixed_precision_dtype") is not None:
             raise ValueError("mixed_precision_dtype is not supported: give dtype instead")
-        settings = taken_settings(decoder, options)
+        settings = pop_settings(decoder, options)
         super().__init__(
             model_path(pretrained) if isinstance(pretrained, str) else pretrained, **options
         )
@@ -87,7 +87,8 @@ class OuroborosLM(HFLM):
         self.samples.clear()
 
     def _model_generate(self, context, max_length, stop, **generation_kwargs) -> torch.Tensor:
-        """Continue each row of `context` [rows, length], padded on the left; see `HFLM`."""
+        """Return the rows of `context` [rows, length], padded on the left, with their
+        continuations, padded on the right; see `HFLM`."""
         mask = generation_kwargs.pop("attention_mask", torch.ones_like(context)).bool()
         rows = []
         for padded, real in zip(context, mask, strict=True):

@@ -177,7 +177,8 @@ def _check(
 
 class _Recorder:
     """Wraps a drafter: records each proposed tree with the number of tokens before it, and checks
-    the tree against the budget and against `vocab`, if given."""
+    that the drafter leaves the tokens unchanged. If `vocab` is given, also checks the tree's depth
+    and ids."""
 
     def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
         self.drafter, self.vocab = drafter, vocab

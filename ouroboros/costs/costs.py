@@ -162,7 +162,7 @@ class Costs:
                 break
         far = {longest: max(longest, min(context, reach))}
         pairs = zip(best, padded, strict=True)
-        surfaces = [surface.known_to(far, padded=pads) for surface, pads in pairs]
+        surfaces = [surface.extended_to(far, padded=pads) for surface, pads in pairs]
         if draft is not None:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})

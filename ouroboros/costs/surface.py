@@ -102,7 +102,7 @@ class Surface:
             )
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
-    def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
+    def extended_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
         """Return a copy in which each context c of the table becomes `contexts[c]`, a longer
         context up to which calls are taken to cost as much."""
         ms, spread = (

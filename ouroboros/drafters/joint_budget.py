@@ -68,7 +68,7 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
     order = np.argsort(-gains / counts, kind="stable")
     spent_ms = joint.draft_ms[np.cumsum(counts[order]) - 1]
     planning_ms = 0.0 if any(row.drafting_ms for row in rows) else len(rows) * joint.host_ms
-    price = joint.size * _rate(states) * (spent_ms + planning_ms) / joint.plain_ms
+    price = joint.size * _tokens_per_cost(states) * (spent_ms + planning_ms) / joint.plain_ms
     worth = CALL_FACTOR * np.cumsum(gains[order]) - price
     best = int(worth.argmax())
     taken = np.zeros(len(rows), bool)
@@ -85,7 +85,7 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     joint: JointCosts = rows[0].joint
     states, offers = [row.grower.state for row in rows], [row.offer for row in rows]
     every = np.sort(np.concatenate(offers))[::-1]
-    rate = _rate(states)
+    rate = _tokens_per_cost(states)
     calls = joint.target_ms[joint.size - 1 : joint.size + len(every)] / joint.plain_ms
     worth = np.cumsum(every) - joint.size * rate * (calls[1:] - 1)
     best = int(worth.argmax()) + 1 if len(every) else 0
@@ -101,6 +101,6 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     return sizes
 
 
-def _rate(states: Sequence[Any]) -> float:
+def _tokens_per_cost(states: Sequence[Any]) -> float:
     """Return the tokens per unit of cost so far: all sequences' tokens / all sequences' cost."""
     return float(sum(s.tokens for s in states) / sum(s.cost for s in states))

@@ -212,7 +212,7 @@ class PackedWeights:
     ) -> None:
         self.layers = list(layers)
         self.facts, self.groups = facts or {}, list(groups)
-        views = [_every_row_and_column(layer.packed.source) for layer in layers]
+        views = [_sample_elements(layer.packed.source) for layer in layers]
         self.views = [view[:: max(1, len(view) // SAMPLES)] for view in views], views
         self.seen = [torch.cat(each) for each in self.views if each]
 
@@ -224,7 +224,7 @@ class PackedWeights:
         """Whether a weight has changed since it was packed, or no layer is packed."""
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
 
-    def give_up(self) -> None:
+    def drop(self) -> None:
         """Use the plain weights from now on, and drop the packed ones."""
         for layer in self.layers:
             layer.packed = Packed()
@@ -234,7 +234,7 @@ class PackedWeights:
         """Drop the packed weights, with a warning, if sampled elements of the weights have changed;
         `closely` samples every row and column."""
         if self.layers and not torch.equal(torch.cat(self.views[closely]), self.seen[closely]):
-            self.give_up()
+            self.drop()
             log.warning(
                 "weights were changed through weight.data: their packed copies are no longer "
                 "used; call prepack() on the CachedModel to pack them again"
@@ -268,7 +268,7 @@ def prepack_linears(
             same = (before.layers, before.groups) == (layers, list(groups))
             if every and same and not before.stale and before.layers[0].packed.always:
                 return before
-            before.give_up()
+            before.drop()
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
         return PackedWeights()
@@ -430,7 +430,7 @@ def _is_unwritten(input: torch.Tensor, before: int | torch.Tensor) -> bool:
     return input._version == before
 
 
-def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:
+def _sample_elements(weight: torch.Tensor) -> torch.Tensor:
     """Return elements of a weight at regular distances, as a 1-d view of their bits (integers). The
     distance is such that every row and every column is represented."""
     step = min(weight.shape)

@@ -278,7 +278,8 @@ class Static(Eager):
         )
 
     def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """See `Eager.call_jointly`; more than `NODES[-1]` tokens are fed by an eager call."""
+        """See `Eager.call_jointly`. The call is eager if it cannot be captured, as with more than
+        `NODES[-1]` fed tokens."""
         layouts = [layout for _, layout in parts]
         if any(not layout.base for layout in layouts):
             self._follow_weights()
