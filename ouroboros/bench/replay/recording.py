@@ -30,8 +30,11 @@ PromptOf = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One prompt and its continuation. `finish` is "eos", "length", "context" or "stop"; `group` is
-    the category; `predictions` are the target's, after tokens that are not in the text."""
+    """One prompt and its continuation, as token ids.
+
+    `finish` is "eos", "length", "context" or "stop"; `group` is the prompt's category or "".
+    `predictions` has the target's predictions after draft tokens that left the text, by prefix key.
+    """
 
     example: str
     prompt: tuple[int, ...]
@@ -51,8 +54,9 @@ class RecordedRun:
 class RecordedRuns:
     """Runs of one target with the same settings.
 
-    `max_new` None: each run has its recorded length. `dtype` is the models' dtype, such as
-    "bfloat16"; None if unknown.
+    `max_new` is their limit of new tokens (None: the length of each run), `max_len` the model's
+    limit of prompt and new tokens together. `dtype` is the models' dtype, such as "bfloat16"; None
+    if unknown.
     """
 
     runs: Sequence[RecordedRun]
@@ -85,9 +89,10 @@ def read_recording(
     """Return the recorded runs (the first `limit`) by decoder; runs from a file belong to "greedy".
 
     A results folder stores no prompts: they come from `prompt_of`, else from `task`, else from the
-    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category"; or
-    "turns", a list of such pairs, for a conversation, whose turn numbers become the `repeat` of the
-    runs. Text is tokenized again, prompts with special tokens, completions without.
+    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category". For
+    a conversation, it has "turns", a list of {"prompt", "completion"}, instead; each turn becomes a
+    run, with its number as `repeat`. Text is tokenized again, prompts with special tokens,
+    completions without.
 
     Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
     differ from the recorded ones.
@@ -102,12 +107,16 @@ def read_recording(
 
 
 def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> RecordedRuns:
-    """Return the decoder's runs; without any, greedy's; without those, the first decoder's."""
+    """Return the runs of `decoder` or, if it was not recorded, greedy's, or else the first
+    decoder's."""
     return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 
 def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
-    """Return a function that gives the prompts of a recorded run."""
+    """Return a function that looks up the prompts of a results folder's run.
+
+    Raises `ValueError` for another tokenizer than the recorded one, or if the task cannot be made.
+    """
     run, fingerprint = folder.load_run(), vocab.fingerprint(tokenizer)
     if run["model"].get("tokenizer", fingerprint) != fingerprint:
         raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
@@ -138,7 +147,7 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
 
 
 def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Read every decoder of a results folder."""
+    """Return the runs of each decoder of a results folder, without failed samples."""
     run, predictions = folder.load_run(), folder.load_predictions()
     runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in folder.load_samples():
@@ -163,7 +172,7 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
 
 
 def _of_file(path: Path, tokenizer) -> RecordedRuns:
-    """Read JSONL of texts, without a chat template."""
+    """Return the runs of a JSONL file of texts; no chat template is applied."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a string may contain U+2028
         rows = [json.loads(line) for line in lines if line.strip()]

@@ -1,10 +1,10 @@
 """Replay drafters on recorded runs: get a live run's counts without its target or its hardware.
 
-The loop is that of `ouroboros.decode`, with a target that computes nothing and looks up its tokens
-in the recording. Invariant: with the recorded settings and dtype, every step of a replay
-proposes, accepts and counts the same as the live run, if the draft model computes the same here (in
-bfloat16, near ties may differ between devices). A drafter that reads an unrecorded prediction gets
-an error, unless `OffTextRates` simulate predictions.
+The loop is that of `ouroboros.decode`; the target computes nothing, and the selector looks up its
+tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
+proposes, accepts and counts the same as in the live run, if the draft model computes the same here
+(in bfloat16, near ties may differ between devices). A drafter that reads a prediction that was not
+recorded raises `ValueError`, unless `OffTextRates` simulate predictions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-FULL = 2  # minimum runs per sequence of a batch
+FULL = 2  # minimum number of runs for each place of a batch
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """For nodes whose path has left the recorded text: the probability that the target's prediction
-    still equals the recorded token at that position.
+    """How to simulate the target after draft nodes whose path has left the recorded text: with
+    which probability its prediction equals the recorded token at the next position.
 
-    `after_right`: the node's own token equals the recorded one; `after_wrong`: it does not.
+    `after_right` is for nodes whose token equals the recorded one at its position (the path left
+    the text earlier), `after_wrong` for the others.
     """
 
     after_right: float
@@ -49,13 +50,14 @@ class OffTextRates:
 
     @property
     def title(self) -> str:
-        """A note for the titles of measurements: which predictions are simulated."""
+        """A sentence for the title of a replay: which predictions are simulated, at which rates."""
         shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
         return f"predictions after tokens that are not in the text are simulated (right: {shares})"
 
     @classmethod
     def given(cls, shares: object) -> OffTextRates | None:
-        """Return the rates for two shares, None for None. Raises `ValueError` for anything else."""
+        """Return the rates for (`after_right`, `after_wrong`), None for None. Raises `ValueError`
+        for anything else."""
         try:
             return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
@@ -76,10 +78,13 @@ class OffTextRates:
                     tries[right] += 1
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
-    def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Simulate the prediction after a path that left the text or reached its end: the text's
-        token at this position with the node's rate, else a random token. Deterministic."""
-        along, off = place
+    def token(self, text: Sequence[int], key: PrefixKey, *, seed: int = 0) -> int:
+        """Simulate the prediction after a sequence that left the text or reached its end: with the
+        node's rate the text's token at this position, else a random token of the text.
+
+        The result depends only on the arguments.
+        """
+        along, off = key
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
         known = at < len(text)
@@ -113,7 +118,8 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """The predictions of a step, as a drafter observes them; reading an unknown one is an error."""
+    """A step's predictions, `chosen`, as `drafter` observes them. Reading one that was not recorded
+    raises `ValueError`, if its node is in `nodes` (those whose logits the target returns)."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -136,9 +142,12 @@ class Predictions(Sequence[int]):
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
-    """Raise `ValueError` for a decoder that cannot be replayed on these runs: another engine's, one
-    that reads the target's probabilities or ranks, one whose draft has another dtype, one with a
-    simulated draft on sampled text and, without `rates`, one that reads unrecorded predictions.
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs.
+
+    Refused are a decoder of another engine, one that reads the target's probabilities or best
+    tokens at each node, one whose draft model has another dtype than the recorded run, a simulated
+    draft on sampled text and, without `rates`, one that reads predictions after rejected nodes if
+    none were recorded.
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -185,7 +194,7 @@ def begun(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> Decoding:
-    """Return a `Decoding` that replays a run, before its first step. Raises as `replay_run`."""
+    """Return a `Decoding` that will replay a run. Raises `ValueError` as `replay_run` does."""
     check_drafter(drafter, recorded, rates=rates)
     length = len(run.new_tokens)
     limit = max_new or recorded.max_new or length
@@ -213,7 +222,7 @@ def begun(
 
 
 def at_recorded_end(own: Decoding, run: RecordedRun) -> bool:
-    """End a decoding if it has reached the end of its recorded run; return whether it has ended."""
+    """End a decoding if it has as many new tokens as its recorded run; return whether it ended."""
     own.left = 0 if len(own.trace.new_tokens) >= len(run.new_tokens) else own.left
     return own.left == 0
 
@@ -226,10 +235,11 @@ def replay_run(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> DecodeTrace:
-    """Replay one run and return its trace, with the times of the draft and the host.
+    """Replay one run and return its trace, whose times are those of the draft and the host.
 
-    `max_new` defaults to the recording's. Raises `ValueError` if the recorded run ends at a length
-    limit before `max_new`, and as `check_drafter`.
+    `max_new` is the limit of new tokens (None: as recorded); `rates` simulate predictions that were
+    not recorded. Raises `ValueError` if the recorded run ends at a length limit before `max_new`,
+    and as `check_drafter` does.
     """
     draft = DrafterCapabilities.of(drafter).draft
     if draft is not None:
@@ -251,10 +261,11 @@ def replay_together(
     rates: OffTextRates | None = None,
 ) -> list[Sample]:
     """Replay all runs in batches of `size` with `decode.together`; return samples with the times
-    that `costs` predict for the joint steps. `make` makes a drafter for each sequence of a batch.
+    that `costs` predict for the joint steps.
 
-    When a run ends, the next one takes its place. The list of runs is repeated until it has `FULL`
-    x `size` entries or more. Raises as `replay_run`, and `ValueError` if the costs have no draft.
+    `make` makes a drafter for each place of the batch; `name` is the decoder. When a run ends, the
+    next one takes its place. All runs are repeated until there are `FULL` x `size` or more. Raises
+    `ValueError` as `replay_run` and `Costs.joint_step_ms` do.
     """
     count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
     runs = islice(cycle(recorded.runs), count)
@@ -304,8 +315,8 @@ def replay(
     rates: OffTextRates | None = None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Replay every recorded run and return a sample without times or text for each; `name` is the
-    decoder. Raises as `replay_run`."""
+    """Replay every recorded run; return a sample for each, without text, and only with the times of
+    the draft and the host in its steps. `name` is the decoder. Raises as `replay_run` does."""
     samples = []
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
         trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)
@@ -321,10 +332,12 @@ def replay_table(
     draft_ratio: float | None = None,
     max_new: int | None = None,
 ) -> pd.DataFrame:
-    """Return one row of counts per decoder, with predicted times if `costs` are given.
+    """Return a row per decoder (the index) from its samples and the runs that it replayed.
 
-    `draft_ratio` is a draft call's cost in target calls; without it calls per token are NaN for
-    decoders that draft with a model. The predicted speedup is over plain decoding of the same runs.
+    Columns: runs, new_tokens, target_calls, tokens_per_target_call, acceptance_length,
+    draft_calls_per_token, calls_per_token and, with `costs`, predicted_ms_per_token and
+    predicted_speedup, over plain decoding of the same runs. `draft_ratio` is a draft call's cost in
+    target calls; without it, calls_per_token is NaN for decoders that draft with a model.
     """
     rows = {}
     for name, own in samples.items():

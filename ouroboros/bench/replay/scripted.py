@@ -1,4 +1,4 @@
-"""Models that compute nothing, for replays and to time the host's work."""
+"""A model that computes no logits, for replays and for timing the host's work without a target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class ScriptedModel(TreeModel):
 
 
 class Drafting:
-    """Wraps a drafter so that its draft model always selects with `choose`, not as the target."""
+    """Wraps a drafter. `reset` gives it the selector `choose` instead of the target's, which only
+    looks tokens up in a recording; so the draft model selects as in a live run."""
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         self.drafter, self.choose = drafter, choose
@@ -50,9 +51,9 @@ class Drafting:
 
     @property
     def draft_sequence(self) -> CachedSequence | None:
-        """The wrapped drafter's sequence."""
+        """The state of the wrapped drafter's draft model, if it has one."""
         return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; the draft keeps its selector."""
+        """Reset the wrapped drafter, with its own selector, for a new prompt."""
         self.drafter.reset(self.choose)

@@ -1,9 +1,9 @@
-"""Simulate a draft model on recorded text, to see what a draft of a given agreement is worth.
+"""Simulate a draft model on recorded text, to see how fast a draft of a given agreement would be.
 
-It replaces a draft's `CachedModel`. While a draft follows the recorded text, its first choice is
-the recorded next token for a share `agreement` of all new tokens; ranks and confidences are sampled
-from a measured `DraftErrorModel`. After a token that is not in the text, its choices are tokens of
-the text so far.
+The agreement is the share of new tokens that the draft model ranks first, given the recorded text
+before them. The simulated draft replaces a draft's `CachedModel`; the rank of the right token and
+the probabilities are sampled from a measured `DraftErrorModel`. After draft tokens that left the
+text, its choices are random tokens of the text so far.
 
 Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
 gets the same draft, whatever the order of its calls. A draft of higher agreement is right at every
@@ -43,14 +43,15 @@ SHIPPED = Path(__file__).with_name("draft_errors.json")
 
 @dataclass(frozen=True)
 class DraftErrorModel:
-    """A draft model's errors and confidence, measured on a pair.
+    """A draft model's errors and probabilities, measured on a pair.
 
-    `shares[rank]`: the share of wrong first choices in which the right token has that rank (2 to
-    5); in the remaining ones it is not among the five choices. `confidence[rank]`: recorded
-    probabilities of the five choices, descending, for positions at which the right token has that
-    rank (or `NOWHERE`). `odds`: the odds of agreement in repeated text (see `repeats`) / the odds
-    elsewhere; a draft is right more often where an n-gram lookup is right too. `about` describes
-    the pair in plain values.
+    - `shares`: by rank (2 to 5), in which share of the positions with a wrong first choice the
+      right token has this rank; in the remaining ones it is not among the best five tokens
+    - `confidence`: by rank of the right token (or `NOWHERE`), the probabilities of the best five
+      tokens, descending, at some recorded positions
+    - `odds`: the odds of agreement at repeated tokens (see `repeats`) / the odds elsewhere; a draft
+      is right more often where an n-gram lookup is right too
+    - `about`: a description of the pair in plain values
     """
 
     shares: Mapping[int, float]
@@ -68,17 +69,17 @@ class DraftErrorModel:
 
     @property
     def source(self) -> str:
-        """A description of the measured pair."""
+        """The pair that was measured, as text for titles."""
         return f"ranks and confidences of {self.about.get('pair', 'a pair')}"
 
 
 def read_curve(path: Path) -> list[float]:
-    """Read an acceptance curve: for each draft position k, the share of drafts whose first k tokens
-    are accepted.
+    """Read an acceptance curve: entry k - 1 is the share of drafts whose first k tokens are
+    accepted.
 
     The file is a JSON list, a result of `vllm bench serve` or a CSV table whose last column is the
-    curve. Values above 1 are read as mean acceptance lengths for 1, 2, ... draft tokens, and their
-    differences are the curve. Raises `ValueError` for anything else.
+    curve. If a value is above 1, all are read as mean acceptance lengths for 1, 2, ... draft
+    tokens, and their differences are the curve. Raises `ValueError` for anything else.
     """
     try:
         if path.suffix == ".csv":
@@ -94,13 +95,13 @@ def read_curve(path: Path) -> list[float]:
 
 
 class SimulatedDraft(ScriptedModel):
-    """A draft that is right for a share `agreement` of the recorded runs' new tokens.
+    """A draft model that is right for a share `agreement` of the recorded runs' new tokens.
 
-    With an acceptance curve (see `read_curve`), the share depends on the position in the draft
-    instead; positions beyond the curve behave like its last one. `follow` selects the text; each
-    step sets `accepted`, the number of tokens before its draft. Calls are counted like a model's
-    but take no time. Raises `ValueError` for an agreement outside 0 to 1, for a rising curve, and
-    for ids outside the vocabulary.
+    If `agreement` is an acceptance curve (see `read_curve`), the share depends on the position in
+    the draft instead; positions beyond the curve behave like its last one. Before a run is
+    replayed, `follow` selects its text; before each step, set `accepted` to the number of tokens of
+    the sequence. Calls are counted like a model's but take no time. Raises `ValueError` for an
+    agreement outside 0 to 1, for a rising curve, and for ids outside the vocabulary.
     """
 
     device = torch.device("cpu")
@@ -139,13 +140,13 @@ class SimulatedDraft(ScriptedModel):
 
     @property
     def title(self) -> str:
-        """The agreement and its source, for the titles of measurements."""
+        """The agreement and the measured pair, for the title of a replay."""
         shares = self.agreement if isinstance(self.agreement, Sequence) else [self.agreement]
         agreement = ", ".join(f"{share:g}" for share in shares) + " by position" * (len(shares) > 1)
         return f"draft simulated at agreement {agreement} ({self.errors.source})"
 
     def follow(self, text: Sequence[int]) -> None:
-        """Switch to another recorded text (prompt and continuation)."""
+        """Simulate drafts on `text` (a recorded prompt and its continuation) from now on."""
         self.text, self.accepted = tuple(text), 0
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
@@ -154,7 +155,7 @@ class SimulatedDraft(ScriptedModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the logits after `tree.logit_nodes`, [len(tree.logit_nodes), vocab_size]."""
+        """Return simulated logits after `tree.logit_nodes`, [len(tree.logit_nodes), vocab_size]."""
         first = tree.logit_nodes[0]
         last = sequence.tree if sequence.base == len(tokens) - 1 else None
         grown = last is not None and last.tokens[:first] == tree.tokens[:first]
@@ -172,12 +173,12 @@ class SimulatedDraft(ScriptedModel):
         logits = torch.tensor(others)[:, None].repeat(1, self.vocab_size)
         return logits.scatter_(1, torch.tensor(ids), torch.tensor(logs))
 
-    def _choice(self, place: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
-        """Return the top five ids after a prefix, their logits, and the logit of every other id."""
-        along, off = place
+    def _choice(self, key: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
+        """Return the best five ids after a sequence, their logits, and the logit of each other."""
+        along, off = key
         position = min(along + len(off) - self.accepted, len(self._rates) - 1)
-        if (place, position) in self._choices:
-            return self._choices[place, position]
+        if (key, position) in self._choices:
+            return self._choices[key, position]
         before = self.text[:along]
         near = (*before[-CONTEXT:], *off)[-CONTEXT:]
         draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
@@ -199,12 +200,13 @@ class SimulatedDraft(ScriptedModel):
                 ids.append(drawn)
         if rank != NOWHERE and truth is not None:
             ids[rank - 1] = truth
-        self._choices[place, position] = ids, *_log_shares(row, self.vocab_size)
-        return self._choices[place, position]
+        self._choices[key, position] = ids, *_log_shares(row, self.vocab_size)
+        return self._choices[key, position]
 
 
 def repeats(text: Sequence[int]) -> list[bool]:
-    """Return for each token whether it also followed the last occurrence of the bigram before it.
+    """Return, for each token, whether the same token also followed the previous occurrence of the
+    two tokens before it.
 
     >>> repeats([1, 2, 3, 1, 2, 3])
     [False, False, False, False, False, True]
@@ -218,9 +220,9 @@ def repeats(text: Sequence[int]) -> list[bool]:
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return the agreement outside and inside repetitions, which are a `share` of the text.
+    """Return (agreement elsewhere, agreement at repeated tokens), which are a `share` of the text.
 
-    The odds inside are `odds` times the odds outside; the mean over the text is `agreement`.
+    The odds at repeated tokens are `odds` times those elsewhere; the mean is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
@@ -239,8 +241,8 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 
 @cache
 def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
-    """Return the logarithms of ranked probabilities, made strictly descending, and of the
-    probability of every other id.
+    """Return the logarithms of the best ids' probabilities (`row`, made strictly descending), and
+    the logarithm of the probability of each other id.
 
     The other ids (of `width` ids in all) share the remaining probability equally and rank last.
 
