@@ -17,15 +17,15 @@ from ouroboros.costs import CostModel
 Key = tuple[str, str, int]
 COUNTS = ("batch_size", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
-"""The facts that are copied from run.json, and their types."""
+"""Facts whose values in run.json are checked to have these types."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores of a folder.
+    """One measurement: run.json, samples, scores and audit of a results folder.
 
-    `priced` is the cost model that predicts seconds from counts; `trees` are the recorded trees of
-    each sample's steps.
+    `scores` and `trees` (one per step) are by sample key. `priced` is the cost model that predicts
+    seconds from counts (None: no predictions).
     """
 
     folder: Path
@@ -38,13 +38,13 @@ class Measured:
 
     @cached_property
     def facts(self) -> SimpleNamespace:
-        """The facts of the run, in the order of summary.json: what was measured and where.
+        """What was measured and where, as the attributes below, in the order of summary.json.
 
         `title` is one line, joined by " · ". `nature` is the kind of models: "model"; "stand-in" (a
-        small model inside a large shape); "rehearsal" (an experiment with published numbers, run on
-        the pair that ships with the project). `prompts` and `samples` are the numbers measured.
-        `costs` is the name of the costs that predict seconds from counts; `draft_cost` is the
-        recorded cost of a draft call in target calls.
+        small model embedded in a larger one); "rehearsal" (an experiment with published numbers,
+        run on the pair that ships with the project). `prompts` and `samples` are the numbers
+        measured. `costs` is the name of the costs that predict seconds from counts; `draft_cost` is
+        the recorded cost of a draft call in target calls.
         """
         run, samples, costs = self.run, self.samples, self.priced and self.priced.name
         task, model, sampling = run["task"], run["model"], run["sampling"]

@@ -48,7 +48,7 @@ PHASES = {
 
 
 def error_bars(summaries: Iterable[Summary]) -> str:
-    """Return a note on error bars if the runs have any (they need at least two prompts)."""
+    """Return a sentence on error bars if the runs have any (with two prompts or more), else ""."""
     known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
     return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
 
@@ -67,8 +67,8 @@ def note(summary: Summary) -> str:
 def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
     """Draw a bar per decoder with its interval, and a label at the right of the plot.
 
-    Shows the first available one of `metrics` (`SPEED` or `COST`); None if there is none. A speedup
-    needs greedy; a predicted speedup and a cost need the costs of calls.
+    The metric is the first of `metrics` (`SPEED` or `COST`) that is available; None if none is. A
+    speedup needs greedy; a predicted speedup and a cost need call costs.
     """
     if not (known := known_of(summary.frame, metrics)):
         return None
@@ -93,7 +93,7 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
-    """Draw the share of steps that accepted k draft tokens among those that drafted k or more.
+    """Draw, for each k, the share of steps that accepted k of k or more draft tokens.
 
     A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
     """
@@ -138,7 +138,7 @@ def _filled(summary: Summary, metric: str) -> dict[str, Any]:
 def step_time(steps: pd.DataFrame) -> Figure | None:
     """Draw milliseconds per step by phase and, as a thin bar, the wait for the device.
 
-    `steps` is `Profile.steps`; None if no decoder had steps.
+    `steps` is `Profile.steps` (see `step_means`). None if no decoder had steps.
     """
     steps = steps.dropna(subset="step_ms")
     if not len(steps):
@@ -158,7 +158,7 @@ def step_time(steps: pd.DataFrame) -> Figure | None:
 def verify_cost(calls: pd.DataFrame) -> Figure:
     """Draw milliseconds per call against nodes: a panel per model, a line per context length.
 
-    `calls` is `Profile.calls`.
+    `calls` is `Profile.calls` (see `call_frame`).
     """
     figure = style.new_figure(3.9)
     grid = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
@@ -267,12 +267,13 @@ def _title(metric: str) -> str:
 
 
 def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
-    """Return one frame, indexed by run and decoder, and the metrics of speed and cost to draw."""
+    """Return one frame, indexed by run (its number) and decoder, and the metrics to draw: the first
+    that is available of speed, and of cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame: Any = pd.concat(frames, names=["run", "decoder"])
     return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]
 
 
 def known_of(frame: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
-    """Return the metrics that at least one decoder has."""
+    """Return those of `metrics` that at least one decoder has, in order."""
     return [metric for metric in metrics if frame[metric].notna().any()]

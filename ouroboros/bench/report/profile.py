@@ -42,9 +42,9 @@ PACKED = "Matrix products of some linear layers, with plain and with prepacked w
 class ProfileOptions:
     """What a profile measures: the options `profile.*` of the command.
 
-    Calls are timed on random trees of `nodes` after `contexts` tokens, `calls` per size in each of
-    `visits` rounds; `padded` if the engine pads trees to exactly these sizes. Raises `ValueError`
-    for values that cannot be measured.
+    Calls are timed on random trees of `nodes` nodes after `contexts` tokens, `calls` times per size
+    in each of `visits` rounds. `padded` states that the engine pads trees to exactly these sizes.
+    Raises `ValueError` for values that cannot be measured.
     """
 
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -74,8 +74,8 @@ def profile(
 ) -> Profile:
     """Time both models' calls, run the decoders, and write the profile to the results folder.
 
-    If the folder already has costs, they are kept. `say` and `progress` as in `run`. Raises
-    `ValueError` for options that cannot be measured.
+    If the folder already has costs, its calls are not timed again. `say` and `progress` as in
+    `run`. Raises `ValueError` for options that cannot be measured.
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
@@ -118,7 +118,11 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """The results of `call_frame` and `step_means` in one run, and its failures."""
+    """The measurements of one run: `calls` (see `call_frame`), `steps` (see `step_means`), `packed`
+    (see `packed_frame`), and `failures`, a line for each kind. `facts` as in `Measured`.
+
+    `copy_gb_per_s` is the measured copy bandwidth, bytes read plus written (None: unknown).
+    """
 
     folder: ResultsFolder
     facts: SimpleNamespace
@@ -174,7 +178,10 @@ class Profile:
 
 
 def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Return a row per model and row count, from a run's record: plain_ms, packed_ms, used."""
+    """Return how long matrix products of some linear layers take, from run.json's "packed".
+
+    Columns: model, rows (of the input), plain_ms, packed_ms and used ("plain" or "packed").
+    """
     return pd.DataFrame(
         {"model": role, "rows": rows, "plain_ms": plain, "packed_ms": packed_ms}
         | {"used": "packed" if rows in facts["used"] else "plain"}
@@ -187,8 +194,11 @@ def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:
-    """Return a row per model, context and nodes: ms, spread_ms, read_mb (weights and cache), the
-    bandwidth floor floor_ms, and floor_share (floor / ms)."""
+    """Return a row per measured model, context and nodes.
+
+    Further columns: ms (median), spread_ms, read_mb (bytes of weights and KV cache that a call
+    reads), floor_ms (the time to read them at the copy bandwidth) and floor_share (floor_ms / ms).
+    """
     rows: list[tuple] = []
     for model, surface in (("target", costs.target), ("draft", costs.draft)):
         footprint = costs.footprints.get(model)
@@ -206,8 +216,10 @@ def call_frame(costs: Costs) -> pd.DataFrame:
 def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return each decoder's means over steps (index: decoder), without each sample's first step.
 
-    Phases are in milliseconds; wait_ms is included in draft_ms and verify_ms. Phases and nodes of
-    other engines are NaN; failed samples are left out.
+    Columns: step_ms, tokens_per_step, draft_ms, verify_ms, host_ms, wait_ms (included in draft_ms
+    and verify_ms), steps (their number), draft_calls_per_step, nodes_per_step,
+    nodes_per_draft_call, first_step_ms. Phases and nodes of other engines are NaN; failed samples
+    are left out.
     """
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")

@@ -1,6 +1,6 @@
 """Make a report on any set of runs: sections of tables and plots, from which all files are written.
 
-A report is a pure function of samples: the numbers are the same at any time and on any machine.
+A report depends only on the results folders: its numbers are the same on any machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ouroboros.bench.report.tables import Table
 from ouroboros.bench.run.folder import ResultsFolder
 
 FEW_RUNS = 3
-"""With more runs than this, the sections of single runs are initially closed."""
+"""With more runs than this, the page shows the sections of single runs folded at first."""
 MOST_COLUMNS = 4
 """In a sweep over more settings than this, runs are identified by name."""
 MOST_NAMED = 3
@@ -39,12 +39,12 @@ PLOTS = (
      f"Positions that fewer than {plots.FEWEST_STEPS} steps reached are left out."),
     ("sources", plots.source_shares, "Sources of the tokens. Numbers: % of new tokens."),
 )  # fmt: skip
-"""A run's plots: file name, function of the summary, caption."""
+"""A run's plots: (file name, function that draws a summary, caption)."""
 
 
 class Setting(NamedTuple):
-    """A setting that varies: a short name, its value in each run, and the dotted names of all
-    options that change together (these count as one setting)."""
+    """A setting that differs between runs: a short name, its value in each run, and the dotted
+    names of its options. Options that always change together count as one setting."""
 
     name: str
     values: Sequence
@@ -60,7 +60,7 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report: title, notes, tables and plots; `main`: initially open."""
+    """A part of the report: title, notes, tables, plots. The page unfolds it at first if `main`."""
 
     title: str
     notes: Sequence[str]
@@ -73,7 +73,7 @@ def make_report(folder: ResultsFolder) -> Summary:
     """Write a run's summary.json, summary.md and speedup.png (for an untimed run also calls.png)
     into its folder; return the summary.
 
-    Raises `ValueError` if the folder contains no run.
+    Raises `ValueError` if the folder contains no run, or a damaged one.
     """
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
@@ -104,7 +104,8 @@ def write_report(
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
-    `tokenizer`: the runs' tokenizer, if their models have moved. `on_failure` as in `summarised`.
+    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
+    `on_failure` as in `summarised`.
     """
     runs = summarised(measured, on_failure)
     parts = sections(runs)
@@ -135,8 +136,11 @@ def write_report(
 
 
 def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
-    """Render a template: report.md, or report.html, which needs no network (plots are inline SVG
-    in the page's light or dark scheme)."""
+    """Return the text of "report.md" or "report.html", rendered from the sections.
+
+    The page needs no network: plots are inline SVG in its light or dark colours. `data` is passed
+    to the template (for the page, what its viewer shows).
+    """
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report"),
         autoescape=select_autoescape(("html.jinja",)),
@@ -161,7 +165,8 @@ def prose(text: str) -> Markup:
 
 
 def unbroken(text: str) -> str:
-    """Allow line breaks in a cell only before an interval and between list items.
+    """Replace spaces in a cell's text by no-break spaces, except before an interval and between
+    list items.
 
     >>> unbroken("3.04x [2.15, 3.86]")
     '3.04x [2.15,\\xa03.86]'
@@ -172,9 +177,11 @@ def unbroken(text: str) -> str:
 def summarised(
     measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
 ) -> list[Summary]:
-    """Summarise each measurement, detect sweeps (jobs in numbered folders), and name every run.
+    """Return a summary of each measurement, with the run's `label` and the folder of its `sweep`
+    (if it is one of several jobs in numbered folders).
 
-    A measurement that cannot be summarised is left out and reported to `on_failure`.
+    A measurement that cannot be summarised is left out, and `on_failure` gets a message; without
+    `on_failure`, the error is raised.
     """
     runs: list[Summary] = []
     for one in measured:
@@ -199,8 +206,9 @@ def summarised(
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
-    """Return a short name for each run.json: its task and the settings that vary, or its folder if
-    more than `most` vary. The folder is added to names that are not unique."""
+    """Return a short name for each run.json: its task, if all tasks differ; else the settings that
+    vary, if at most `most` do; else its folder. The folder is added to names that are not unique.
+    """
     names, different = list(folders), swept([run.get("config", {}) for run in runs])
     if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
         names = list(tasks)
@@ -212,11 +220,11 @@ def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> lis
 
 
 def swept(configs: Sequence[Mapping]) -> list[Setting]:
-    """Return the settings that differ between configs; settings that always change together form
-    one group. The value of a missing setting is None.
+    """Return the settings that differ between configs. Options that always change together form one
+    setting; the value of a missing option is None.
 
-    A group is named by the shortest dotted suffix that all its members share and no other setting
-    has, or else by the last components of its first two members.
+    A setting is named by the shortest dotted suffix that all its options share and no option of
+    another setting has, or else by the last parts of the names of its first two options.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -249,8 +257,11 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
-    """Return every number at full precision: a row per run and decoder, a column per metric (no
-    histograms or other counts by key)."""
+    """Return every number at full precision, a row per run and decoder.
+
+    Columns: run, batch_size, device, nature, incomplete, decoder, then those of the metrics
+    (without metrics that are lists or mappings).
+    """
     frames = []
     for one in runs:
         facts = {
@@ -277,7 +288,10 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
-    """Return a run's tables and plots (`drawn`, in the form of `PLOTS`); `label` is its name."""
+    """Return the section of one run, with its tables and the plots `drawn` (entries of `PLOTS`).
+
+    With a `label`, the run's name, it starts the title and the names of files.
+    """
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"
@@ -295,7 +309,7 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
 
 
 def slug(label: str) -> str:
-    """Return a label as part of a file name.
+    """Return a label as part of a file name: spaces, signs and the like become "-".
 
     >>> slug("sweep: gamma=4, topk=3")
     'sweep-gamma-4-topk-3'
@@ -304,9 +318,11 @@ def slug(label: str) -> str:
 
 
 def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
-    """Return the section that compares the runs of a sweep, or separate runs: tables with a row per
-    run, and line plots if a single setting varies. Runs are identified by their settings, or by
-    name if they are no sweep or too many settings vary."""
+    """Return the section that compares the runs of the folder `sweep`, or separate runs (None).
+
+    It has tables with a row per run and, if a single setting varies, line plots. Runs are
+    identified by their settings, or by name if they are no sweep or too many settings vary.
+    """
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
     by_settings = sweep is not None and 0 < len(settings) <= MOST_COLUMNS
@@ -334,7 +350,8 @@ def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
 
 
 def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
-    """Return a plot over batch sizes for each combination of the other settings."""
+    """Return a plot over batch sizes, in files `name`-..., for each combination of the `others`,
+    the other settings that vary."""
     keys = [", ".join(f"{one.name}={one.values[at]}" for one in others) for at in range(len(runs))]
     drawn = []
     for key in dict.fromkeys(keys):

@@ -32,7 +32,7 @@ LINES = ("solid", "dashed", "dotted", "dashdot")
 
 @dataclass(frozen=True)
 class Mark:
-    """How a decoder or a token source is drawn; `line` is also a CSS border style."""
+    """How a decoder or a token source is drawn; `line` is a line style, for sources one of CSS."""
 
     colour: str
     marker: str = "o"
@@ -40,7 +40,7 @@ class Mark:
     hatch: str = ""
 
     def points(self, **changes) -> dict:
-        """Return matplotlib's options for a line with markers and error bars."""
+        """Return the options of `Axes.errorbar` for a line with markers; `changes` override."""
         look = {"color": self.colour, "marker": self.marker, "linestyle": self.line}
         return look | {"markersize": 5, "elinewidth": 1.1, "capsize": 2.5} | changes
 
@@ -102,7 +102,7 @@ def new_figure(height_in: float) -> Figure:
 
 
 def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
-    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) if unknown."""
+    """Return the lengths of a metric's error bars below and above, [2, rows]; NaN if unknown."""
     value, low, high = (frame[metric + end].to_numpy(float) for end in ("", ".low", ".high"))
     return np.maximum([value - low, high - value], 0)
 

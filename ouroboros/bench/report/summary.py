@@ -32,12 +32,12 @@ decoder=[...] to have them."""
 class Summary:
     """All metrics of one run.
 
-    `frame` has a row per decoder (greedy, then the others, fastest first), a column per metric. A
-    metric with an interval also has `<name>.low` and `<name>.high`; a score is `score.<name>`.
-    Unavailable values are NaN or None. `groups` has the metrics of each (group of prompts,
-    decoder). `verdicts` counts the audit's verdicts by decoder; `problems` has a line for each
-    failure and each decoder without a prediction. `label` is the run's name in a report, `sweep`
-    the folder of its sweep, if any.
+    `frame` has a row per decoder (greedy, then the others, fastest first) and a column per metric.
+    A metric with an interval also has the columns `<name>.low`, `.high` and `.prompts`; a score is
+    `score.<name>`. Unavailable values are NaN or None. `groups` has the same columns and a row per
+    (group of prompts, decoder). `verdicts` counts the audit's verdicts by decoder; `problems` has a
+    line for each failure, difference from greedy and missing prediction. `label` is the run's name
+    in a report, `sweep` the folder of its sweep, if any.
     """
 
     measured: Measured
@@ -50,7 +50,7 @@ class Summary:
 
     @property
     def facts(self) -> SimpleNamespace:
-        """The facts of the run: what was measured, and where."""
+        """What was measured, and where (see `Measured.facts`)."""
         return self.measured.facts
 
     @cached_property
@@ -102,7 +102,8 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return each decoder's main metrics, rounded, for a command's JSON line."""
+        """Return each decoder's main metrics, {decoder: {metric: value}}, rounded to four decimals,
+        for a command's JSON document."""
         names = [metric.name for metric in METRICS.shown_in("headline")]
         return {
             str(decoder): {name: plain(row[name], digits=4) for name in names}
@@ -177,14 +178,14 @@ def summarise(measured: Measured) -> Summary:
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
-    """Return a metric of a frame's row with its interval; None if unavailable."""
+    """Return a metric's value and interval in a row of `Summary.frame`; None if unavailable."""
     ends = (row.get(f"{name}.{end}") for end in ("low", "high", "prompts"))
     value, low, high, prompts = (None if pd.isna(end) else end for end in (row[name], *ends))
     return None if value is None else Interval(value, low, high, prompts and int(prompts))
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
-    """Return a frame with one row per key; a metric with an interval takes three columns."""
+    """Return a frame with a row per key; each metric takes the columns `Metric.columns`."""
     flat = []
     for row in rows.values():
         cells: dict[str, object] = {}

@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
-    """Return a metric of a frame's row as text with its interval; "-" if unavailable."""
+    """Return a metric in a row of `Summary.frame` as text with its interval; "-" if unavailable."""
     if isinstance(value := row.get(metric.name), str):
         return value
     interval = None if value is None else interval_of(row, metric.name)
@@ -57,7 +57,8 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 def columns(summary: Summary, table: str) -> list[Metric]:
     """Return the metrics that a run's table shows: those with a value for at least one decoder.
 
-    The default table shows only one score, and a metric with `instead_of` only as a substitute.
+    The default table shows at most one score of the task, and a metric with `instead_of` only if
+    none of the metrics named there is available.
     """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
@@ -68,7 +69,7 @@ def columns(summary: Summary, table: str) -> list[Metric]:
 
 
 def run_table(summary: Summary, table: str) -> pd.DataFrame:
-    """Return one table of a run, a row per decoder; empty if it has no columns."""
+    """Return a run's table (a key of `CAPTIONS`), a row per decoder; empty without any value."""
     shown, rows = columns(summary, table), []
     for decoder, row in summary.frame.iterrows():
         cells = {metric.heading: cell(metric, row) for metric in shown}
@@ -106,7 +107,8 @@ def run_tables(summary: Summary) -> list[Table]:
 
 
 def group_table(summary: Summary) -> list[Table]:
-    """Return the speedups by group of prompts, with a column per decoder; [] without groups."""
+    """Return [the table of speedups by group of prompts], a row per group and a column per decoder;
+    [] without groups or speedups."""
     shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
     known = [metric for metric in shown if _known(summary.groups, metric.name)]
     groups = summary.groups.groupby(level="group", sort=False) if known else ()
@@ -149,8 +151,10 @@ def published_table(summary: Summary) -> Table:
 def comparisons(
     lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
 ) -> list[Table]:
-    """Return a table per metric that compares the runs: a row per run, a column per decoder. `lead`
-    has the first columns, which identify the runs. Tables are named `prefix` + metric.
+    """Return a table per metric that compares the runs: a row per run, a column per decoder.
+
+    `lead` has the first columns by heading, a value per run, which identify the runs. The tables
+    are named `prefix` + metric.
     """
     costs = ", ".join(
         dict.fromkeys(  # costs measured in a timed run itself give a fit, not a prediction
@@ -210,7 +214,7 @@ def _terminal(shown: pd.DataFrame) -> TerminalTable:
 
 
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Return the definitions of all metrics that the runs' tables show, by heading."""
+    """Return {heading: definition} of all metrics that the runs' tables show."""
     shown = (metric for one in summaries for table in CAPTIONS for metric in columns(one, table))
     found = {metric.heading: metric.definition for metric in shown}
     costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
@@ -221,13 +225,14 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text in one of tabulate's styles; the first column is left-aligned."""
+    """Return a frame as text in one of tabulate's styles; only the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
 def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; its label is tab:<name>)."""
+    """Write a frame to `stem`.csv and `stem`.tex. The latter needs \\usepackage{booktabs}; its
+    label is tab:<name of the file>."""
     frame.to_csv(stem.with_suffix(".csv"), index=False)
     caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
     options: Any = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
@@ -239,7 +244,7 @@ def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
     """Return a table of one metric, with a row per frame and a column per decoder; `rows` has the
-    first cells of each row."""
+    first cells of each row, by heading."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 

@@ -1,8 +1,8 @@
 """Prepare the data of the page's viewer: every completion, token by token and step by step.
 
 The data are embedded in the page, so they are kept small: a token is its text and a letter for its
-source, a step is a list of eight numbers, and a tree node is an index into the run's list of token
-texts, a parent, a percentage and a letter.
+source, a step is a list of eight numbers (`STEP`), and a tree node is an index into the run's list
+of token texts, a parent, a percentage and a letter. templates/page.js and tree.js read them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "veri
 
 
 def legend() -> list[dict]:
-    """Return how each token source is drawn and what it means."""
+    """Return, for each token source, its name, letter, colour, line (a CSS border style) and
+    meaning."""
     return [
         {"name": n, "letter": LETTERS[n], "colour": m.colour, "line": m.line, "meaning": meaning}
         for n, (m, meaning) in SOURCES.items()
@@ -40,11 +41,11 @@ def legend() -> list[dict]:
 def viewer_run(
     measured: Measured, label: str, *, most_tokens: int, tokenizer: str | None = None
 ) -> dict:
-    """Return one run's completions as JSON values: the first repeat of each prompt, all decoders.
+    """Return one run's data for the page: all decoders' completions of the first repeat.
 
-    If there are more than `most_tokens` tokens, evenly spaced prompts are selected; trees are
+    If they have more than `most_tokens` tokens, only evenly spaced prompts are included; trees are
     included up to the same number of nodes. `tokenizer` is a folder or hub id that replaces
-    run.json's.
+    run.json's. Raises `ValueError` if it has no tokenizer, or another model's.
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
@@ -100,7 +101,7 @@ def viewer_run(
 def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
     """Load the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
 
-    Return None if there is none, or if its fingerprint differs (the folder may be another model's).
+    Return None if there is none, or if it has another `fingerprint`, so belongs to another model.
     """
     folder = PACKAGE / place if place.startswith("reference/") else Path(place)
     try:
@@ -131,7 +132,9 @@ def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]
 
 
 def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:
-    """Return a tree for the page; percentages are empty if the drafter estimated none."""
+    """Return a tree for the page, with an entry per node: "text" (an index into `texts`), "parent",
+    "percent" (empty if nothing was estimated) and "source" (letters); and "path" and "then" as in
+    `ProposedTree`, "then" as an index. New token texts are added to `texts`."""
     tree = step.tree
 
     def place(token: int, parent: int) -> int:
