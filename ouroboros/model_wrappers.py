@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.static import weight_addresses
+from ouroboros.engine.static import weight_addresses, window_of
 from ouroboros.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
@@ -116,12 +116,13 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     try:
         if cached is None:
             known, wrapper, needed = wrappers.get(role, ((), None, ""))
-            if wrapper is None or known != (attention, weight_addresses(model)):
+            if wrapper is None or known != (attention, weight_addresses(model), window_of(model)):
                 wrappers.pop(role, None)
                 wrapper = CachedModel(model, exact=role == "exact")
                 needed = model.config.get_text_config()._attn_implementation
                 # taken now, since the engine may have moved weights to fuse projections
-                wrappers[role] = (attention, weight_addresses(model)), wrapper, needed
+                made_for = attention, weight_addresses(model), window_of(model)
+                wrappers[role] = made_for, wrapper, needed
             else:
                 outer = wrapper.model  # not None within a nested call
             if needed != model.config.get_text_config()._attn_implementation:

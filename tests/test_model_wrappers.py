@@ -13,7 +13,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from test_vocab import tokenizer
-from tiny import StepLog, llama, noisy, plain, prompt_of
+from tiny import StepLog, llama, mistral, noisy, plain, prompt_of
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
@@ -189,6 +189,19 @@ def test_a_draft_is_limited_to_each_targets_vocabulary_in_turn(models):
         drafted = {token for *_, tree, _, _ in drafter.steps for token in tree.tokens}
         assert max(drafted) < target.vocab_size and wide.width == 40
         drafter.steps.clear()
+
+
+@pytest.mark.parametrize("window", [3, None])
+def test_a_changed_sliding_window_is_followed(window):
+    model, ids = mistral(1), torch.tensor([prompt_of(19)])
+    wrapped = CachedModel(model)
+    for own in (model, wrapped):
+        generate(own, ids, max_new_tokens=3)
+    model.config.sliding_window = window
+    out = generate(model, ids, max_new_tokens=20)
+    assert out[0].tolist() == plain(model, prompt_of(19), 20)
+    with pytest.raises(ValueError, match=f"sliding_window={window}, not 8: wrap it again"):
+        generate(wrapped, ids, max_new_tokens=20)
 
 
 def test_models_whose_tokenizers_differ_are_refused(tmp_path):

@@ -223,7 +223,7 @@ class SlotCache(Cache):
             with torch.inference_mode():
                 for shape, (keys, values) in self.pools.items():
                     pinned = shape.device.type == "cuda"  # pageable memory would block
-                    index = torch.tensor(slots, pin_memory=pinned)
+                    index = torch.tensor(slots, device="cpu", pin_memory=pinned)
                     index = index.to(shape.device, non_blocking=True)
                     keys[:, :, start:end] = keys.index_select(2, index)
                     values[:, :, start:end] = values.index_select(2, index)

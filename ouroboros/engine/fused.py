@@ -181,7 +181,7 @@ class Fused(Eager):
             )
             qkv = _product(normed, *layer.qkv)
             heads = qkv.shape[1] // shape.key_width - 2 * shape.kv_heads
-            queries = torch.empty(n, heads, shape.key_width)
+            queries = torch.empty(n, heads, shape.key_width, dtype=torch.float32)
             norms = [own and own.weight.data_ptr() for own in (layer.q_norm, layer.k_norm)]
             attended = []
             for slots, fed, reach in parts:

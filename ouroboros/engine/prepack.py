@@ -307,9 +307,9 @@ def _pack(
     for unit in units:
         weights = [layer.weight for layer in unit]
         for layer in unit:
-            layer.__class__ = PackedLinear
             copied = weights if layer is unit[0] else ()
             layer.packed = Packed(layer.weight, always=always, copied=copied).checked()
+            layer.__class__ = PackedLinear  # last, since an error would leave it without a copy
         if len(unit) > 1:
             joined = JoinedProduct(unit)
             for layer in unit:
@@ -331,9 +331,11 @@ def _probe(shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     draw = torch.Generator().manual_seed(0)
     half, some = shape[1] // 2, min(shape[0], COLUMNS)
     shuffled = torch.randperm(2 * half, generator=draw)
-    weight, row = torch.zeros(some, shape[1], dtype=dtype), torch.zeros(1, shape[1])
+    weight = torch.zeros(some, shape[1], dtype=dtype)
+    row = torch.zeros(1, shape[1], dtype=torch.float32)
     signs = torch.randint(0, 2, (some, half), generator=draw).mul_(2).sub_(1)
-    values = torch.exp(30 * torch.rand(half, generator=draw)).to(dtype).float()
+    exponents = 30 * torch.rand(half, generator=draw, dtype=torch.float32)
+    values = torch.exp(exponents).to(dtype).float()
     for sign, place in ((1, shuffled[:half]), (-1, shuffled[half:])):
         weight[:, place] = (sign * signs).to(dtype)
         row[:, place] = values

@@ -118,7 +118,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 def model_state(model: torch.nn.Module) -> tuple:
     """Return values that change if the model's results may change: the addresses of weights and
     buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), the active hooks and PEFT adapters, and `module_facts`."""
+    through `weight.data`), the active hooks and PEFT adapters, `module_facts` and the window."""
     plain = (torch.nn.Parameter, torch.Tensor)
     held = (*model.parameters(), *model.buffers())
     weights = [w for w in held if type(w) in plain and not w.is_inference()]
@@ -137,7 +137,12 @@ def model_state(model: torch.nn.Module) -> tuple:
         for own in model.modules()
     ]
     writes = [weight._version for weight in weights]
-    return weight_addresses(model), writes, samples, active, module_facts(model)
+    return weight_addresses(model), writes, samples, active, module_facts(model), window_of(model)
+
+
+def window_of(model: Any) -> int | None:
+    """Return the sliding window in a model's config, which its masks follow; None without one."""
+    return getattr(model.config.get_text_config(), "sliding_window", None)
 
 
 class Static(Eager):

@@ -120,6 +120,24 @@ def test_long_prompts_and_grown_caches_are_served():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_torchs_default_dtype_does_not_matter(dtype):
+    shape = SUPPORTED["llama"] | {"max_position_embeddings": 512}
+    model, prompt = build(config_of("llama", shape), dtype=torch.float32), prompt_of(200)
+    tree, before = TokenTree.chain(prompt[-1], [4, 5]), torch.get_default_dtype()
+    modules = CachedModel(model, engine="eager")
+    expected = modules.score(modules.new_sequence(), prompt, tree).clone()
+    prepack._gives_the_same_bits.cache_clear()
+    try:
+        torch.set_default_dtype(dtype)
+        ours = prepacked(model)
+        found = ours.score(ours.new_sequence(), prompt, tree)
+    finally:
+        torch.set_default_dtype(before)
+    assert isinstance(ours.engine, Fused)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def replace_a_weight(model) -> None:
     model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
 

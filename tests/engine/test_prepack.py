@@ -252,6 +252,18 @@ def test_what_is_not_packed(monkeypatch):
     assert not prepack_linears(nn.Linear(48, 80)).facts, "small"
 
 
+def test_a_model_whose_packing_fails_remains_usable(monkeypatch):
+    def fail(*_) -> None:
+        raise RuntimeError("no memory")
+
+    own, plain = nn.Linear(48, 80), nn.Linear(48, 80)
+    plain.load_state_dict(own.state_dict())
+    monkeypatch.setattr(Packed, "_copy", fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        prepack_linears(own)
+    assert same(own, plain)
+
+
 def test_text_is_that_of_plain_layers():
     model = llama(dtype=torch.float32)
     wanted = plain(model, [1, 5, 4], 40)
