@@ -16,12 +16,10 @@ from ouroboros.baselines.rejection import Drawn, Rejection
 
 from ouroboros.calls import Roll, Steps
 from ouroboros.costs import Costs
-from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.guard import LONG_READ
 from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
 from ouroboros.tree import TokenTree
 
@@ -54,17 +52,13 @@ class Speculative:
                 f"candidates={candidates} needs verification=rejection: with shared noise the "
                 "draft model has one sample at each position"
             )
-        self.draft: CachedModel | None = draft
+        self.draft = draft
         self.gamma = gamma
         self.confidence = confidence
         self.verification = verification
         self.candidates = candidates
-        self._loop = DraftLoop(draft)
-
-    @property
-    def draft_sequence(self) -> CachedSequence:
-        """The draft model's sequence."""
-        return self._loop.sequence
+        self.draft_sequence = draft.new_sequence()
+        self._choose: TokenSelector = argmax
 
     def rule(self, choose: TokenSelector) -> TokenSelector:
         """Return the selector for the decoding loop: `Rejection` with verification="rejection".
@@ -79,39 +73,39 @@ class Speculative:
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt. The draft model uses the target's selector, so also the same noise."""
-        self._loop.reset(choose)
+        self.draft_sequence, self._choose = self.draft.new_sequence(), choose
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the draft as a chain; with rejection sampling, other candidates are leaves."""
-        loop, choose = self._loop, self._loop.choose
-        room = min(self.gamma, budget - 1)
+        draft, sequence, choose = self.draft, self.draft_sequence, self._choose
+        fits = min(self.gamma, budget - 1, draft.room(sequence, tokens) + 1)
+        roll = Roll(draft, sequence, tokens, fits, choose)
         if isinstance(choose, Rejection):
-            return (yield from self._candidates(choose, tokens, room))
-        fits = min(room, loop.model.room(loop.sequence, tokens) + 1)
-        if fits > 0 and not self.confidence and choose.context_free:
-            drafted = yield Roll(loop.model, loop.sequence, tokens, fits, choose)
-            return TokenTree.chain(tokens[-1], drafted, source="draft")
-        recorder = TopKRecorder(choose, 2)
-        drafting = loop.begin(tokens, room, recorder if self.confidence else choose)  # type: ignore[arg-type]
-        while drafting.left > 0:
-            yield from drafting.step()
-            if self.confidence and recorder.last.shares[0, 0] < self.confidence:
-                break
-        return TokenTree.chain(tokens[-1], loop.drafted, source="draft")
+            return (yield from self._candidates(choose, roll))
+        if self.confidence:
+            recorder = TopKRecorder(choose, 1)
+            drafted = yield from roll._replace(choose=recorder).in_requests(
+                lambda: bool(recorder.last.shares[0, 0] < self.confidence)
+            )
+        elif fits > 0 and choose.context_free:
+            drafted = yield roll
+        else:
+            drafted = yield from roll.in_requests()
+        return TokenTree.chain(tokens[-1], drafted, source="draft")
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Do nothing; the draft model's cache rolls back at its next call."""
 
-    def _candidates(self, rule: Rejection, tokens: Sequence[int], room: int) -> Steps[TokenTree]:
+    def _candidates(self, rule: Rejection, roll: Roll) -> Steps[TokenTree]:
         """Return a chain of the first candidates, with the other candidates as leaves."""
         draws = Draws(rule, self.candidates)
-        drafting = self._loop.begin(tokens, room, draws)
-        while drafting.left > 0:
-            yield from drafting.step()
+
+        def unlikely() -> bool:
             last = draws.drawn[-1]
-            if float(last.distribution[last.candidates[0]]) < self.confidence:
-                break
-        tree = TokenTree.chain(tokens[-1], self._loop.drafted, source="draft")
+            return float(last.distribution[last.candidates[0]]) < self.confidence
+
+        drafted = yield from roll._replace(choose=draws).in_requests(unlikely)
+        tree = TokenTree.chain(roll.tokens[-1], drafted, source="draft")
         rule.drawn = dict(enumerate(draws.drawn))
         for node, drawn in rule.drawn.items():
             tree = tree.graft([[token] for token in drawn.candidates], at=node, source="draft")
@@ -196,7 +190,7 @@ class AdaptiveSpeculative(Speculative):
             return (target[n] + n * draft[0]) / sum(rate**k for k in range(n + 1))
 
         best = min(range(min(self.most, budget - 1) + 1), key=token_ms)
-        unread = self._loop.model.unread(self._loop.sequence, tokens)
+        unread = self.draft.unread(self.draft_sequence, tokens)
         if best and unread > LONG_READ and self.costs.draft is not None:
             saved_ms = token_ms(0) - token_ms(best)
             to_come = min(budget, READ_AHEAD + context - self._prompt_len)

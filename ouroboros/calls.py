@@ -14,7 +14,7 @@ import torch
 
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector, TopKRecorder
+from ouroboros.select import NO_CHOICE, TokenSelector, TopKRecorder
 from ouroboros.tree import TokenTree
 
 
@@ -44,21 +44,28 @@ class Roll(NamedTuple):
     sequence: CachedSequence
     tokens: Sequence[int]
     new: int
-    choose: TokenSelector
+    choose: TokenSelector | TopKRecorder
 
     def alone(self) -> list[int]:
         """Make the calls for this sequence alone; return the tokens."""
         return self.model.roll(*self[1:])
 
-    def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Generate the tokens one by one, with a `Request` for each, for use in joint calls; return
-        them."""
+    def in_requests(
+        self, enough: Callable[[], bool] = lambda: False
+    ) -> Generator[Request, torch.Tensor, list[int]]:
+        """Generate the tokens one by one, each with a `Request`; return them. Stop after a token
+        if `enough()`, and before a token that cannot be chosen (`NO_CHOICE`)."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):
             root = TokenTree.chain(text[-1], ())
-            text += yield from predict(model, sequence, text, root, choose)
+            chosen = yield from predict(model, sequence, text, root, choose)
             model.accept(sequence, [0])
+            if chosen[0] == NO_CHOICE:
+                break
+            text += chosen
+            if enough():
+                break
         return text[len(tokens) :]
 
 

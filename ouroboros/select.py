@@ -133,9 +133,10 @@ class LogitSelector(TokenSelector):
 
         noise = self._noise(logits, tokens, tree)
         ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
-        table = np.empty((len(ranks), 3, count))
-        table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
-        table[..., : ranks.shape[-1]] = ranks.cpu().numpy()  # the only device-to-host copy
+        table = ranks.cpu().numpy()  # the only device-to-host copy
+        if (lacking := count - table.shape[-1]) > 0:
+            none = np.tile([[-1.0], [-np.inf], [0.0]], (len(table), 1, lacking))
+            table = np.concatenate([table, none], axis=-1)
         if noise:
             table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
@@ -172,9 +173,11 @@ def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Te
     `scores` and `shares` (probabilities) are [rows, vocab].
     """
     first = _best(scores)[:, None]
-    ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
-    others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties differently
-    ids = torch.cat([first, ids.gather(-1, others)[:, :-1]], dim=-1)
+    ids = first
+    if count > 1:
+        ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
+        others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may order ties otherwise
+        ids = torch.cat([first, ids.gather(-1, others)[:, :-1]], dim=-1)
     values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
     return torch.stack(values, dim=1)
 

@@ -200,8 +200,9 @@ class TokenTree:
 
     def draft_depth(self) -> int:
         """Return the depth of the deepest node that is not a probe."""
-        drafted = np.delete(self._depths, list(self.probe)) if self.probe else self._depths
-        return int(drafted.max())
+        if self.is_chain and not self.probe:
+            return len(self) - 1
+        return int(np.delete(self._depths, list(self.probe)).max())
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:

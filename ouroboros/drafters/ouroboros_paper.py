@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ouroboros.calls import Steps
-from ouroboros.drafters.drafting import DraftLoop
+from ouroboros.decode import Decoding
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool, check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector
+from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree, TreeBuilder
 
 
@@ -53,7 +52,8 @@ class OuroborosPaper:
         check_range(1, gamma=gamma)
         check_range(0, topk=topk)
         check_pool(pool_state, pool)
-        self.draft: CachedModel | None = draft
+        self.draft, self.draft_sequence = draft, draft.new_sequence()
+        self._choose: TokenSelector = argmax
         self.gamma, self.topk, self.recycle = gamma, topk, recycle
         self.reads_rejected = recycle
         self.ngram_size = ngram_size
@@ -74,14 +74,8 @@ class OuroborosPaper:
             pool_while_filling=False,
             seed=seed,
         )
-        self._loop = DraftLoop(draft, self.drafting)
         self._draft_end = 0
         self._suffixes: list[tuple[int, ...]] = []
-
-    @property
-    def draft_sequence(self) -> CachedSequence:
-        """The draft model's sequence."""
-        return self._loop.sequence
 
     def state_dict(self) -> dict:
         """Return the pool's phrases: the only state kept between prompts."""
@@ -93,7 +87,7 @@ class OuroborosPaper:
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt: empty, keep or restore the pool, by `pool_state`."""
-        self._loop.reset(choose)
+        self.draft_sequence, self._choose = self.draft.new_sequence(), choose
         self.drafting.reset(choose)
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
@@ -106,12 +100,20 @@ class OuroborosPaper:
         Drafts gamma tokens, or more if the last draft call yields more. A token's source is
         "phrase" if it is from a phrase that the draft model accepted, else "draft".
         """
-        sources, drafting = list[str](), self._loop.begin(tokens, budget - 1)
+        sources = list[str]()
+        drafting = Decoding(
+            self.draft,
+            self.drafting,
+            list(tokens),
+            budget - 1,
+            sequence=self.draft_sequence,
+            choose=self._choose,
+        )
         while drafting.left > 0 and len(sources) < self.gamma:
             record = yield from drafting.step()
             sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
         tree = TreeBuilder(tokens[-1])
-        tree.graft([self._loop.drafted])
+        tree.graft([drafting.trace.new_tokens])
         tree.source[1:] = sources
         self._draft_end = end = len(sources)
         self._suffixes = self.pool.get(tree.tokens[end], self.topk)

@@ -257,6 +257,11 @@ class CachedModel(TreeModel):
         """
         if sequence.slots is not None:
             return self.score_together([(sequence, tokens, tree)])[0]
+        return self._score_alone(sequence, tokens, tree)
+
+    def _score_alone(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
         started, forwards = time.perf_counter(), self.engine.forwards
         self._give_slots(sequence)
         known, missing, _, held = layout = self._layout(sequence, tokens, tree)
@@ -357,7 +362,9 @@ class CachedModel(TreeModel):
             )
         sequence.start = self.first_read(sequence, tokens)
         tokens = tokens[sequence.start :] if sequence.start else tokens
-        reach = len(tokens) + int(tree.depths().max())
+        reach = len(tokens) + len(tree) - 1
+        if reach > self.max_len:  # the tree may branch
+            reach = len(tokens) + int(tree.depths().max())
         if reach > self.max_len:
             raise ValueError(
                 f"the sequence and its draft reach position {reach}, beyond the model's "
@@ -395,7 +402,7 @@ class CachedModel(TreeModel):
         """
         if sequence.slots is not None:
             return super().roll(sequence, tokens, count, choose)
-        logits = self.score(sequence, tokens, TokenTree.chain(tokens[-1], ()))
+        logits = self._score_alone(sequence, tokens, TokenTree.chain(tokens[-1], ()))
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])
         drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]

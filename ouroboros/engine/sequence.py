@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,7 +37,7 @@ class ModelCounters(NamedTuple):
 
     def since(self, before: ModelCounters) -> ModelCounters:
         """Return the work since `before`, an earlier reading of the counters."""
-        return ModelCounters(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
+        return ModelCounters._make(map(sub, self, before))
 
 
 COUNTERS = attrgetter(*ModelCounters._fields)
@@ -103,7 +103,8 @@ class CachedSequence:
     def shared_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of `tokens[:-1]` are cached."""
         limit = min(len(self.tokens), len(tokens) - 1)
-        cached, start = self.tokens[:limit], list(tokens[:limit])
+        cached = self.tokens if limit == len(self.tokens) else self.tokens[:limit]
+        start = tokens[:limit] if isinstance(tokens, list) else list(tokens[:limit])
         different = first_mismatch(cached, start) if cached != start else None
         return limit if different is None else different
 

@@ -24,7 +24,7 @@ from tiny import CONTEXT, StepLog, cut, llama, mistral, mostly_slow, noisy, plai
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import Drafter, decode
+from ouroboros.decode import Drafter, begin, decode, together
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -285,6 +285,22 @@ def test_an_unsure_draft_ends_after_its_first_unsure_token(models):
         assert len(drafted) == min(5, budget - 1) or unsure[-1]
         lengths.add(len(drafted))
     assert len(lengths) > 2
+
+
+def test_a_draft_with_nan_logits_drafts_nothing(models):
+    broken = CachedModel(copy.deepcopy(models.draft_plain))
+    assert broken.why_not_together() is None
+    broken.model.lm_head.weight.data.fill_(torch.nan)
+    choose, truth = CHOICES["cool"], models.truth["cool"]
+    unsure, *drafters = (Speculative(broken, gamma=4, confidence=c) for c in (0.4, 0, 0))
+    alone = decode(models.target, unsure, models.prompts[0], max_new=99, choose=choose)
+    pairs = zip(drafters, models.prompts, strict=False)
+    rows = [begin(models.target, *pair, max_new=99, choose=choose) for pair in pairs]
+    for _ in together(rows, 2):
+        pass
+    traces = [alone, *(row.trace for row in rows)]
+    assert [trace.tokens for trace in traces] == [truth[0], *truth[:2]]
+    assert not any(step.drafted for trace in traces for step in trace.steps)
 
 
 def naive_lookup(tokens: list[int], longest: int, count: int) -> list[int]:
