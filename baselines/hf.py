@@ -31,7 +31,8 @@ Stop = Callable[[list[int]], int | None]
 
 
 class SharedNoise(LogitsProcessor):
-    """Logits processor that adds a `Sampler`'s noise: the argmax is then the sampler's token."""
+    """Logits processor that applies a `Sampler`'s warpers and adds its noise: the argmax of the
+    result is then the sampler's token."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -137,8 +138,8 @@ class HFGenerate:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate; stop as `decode` does. `stop` takes the new tokens and returns how many to
-        keep, or None to continue."""
+        """Generate and return the trace; the rules for ending are those of `decode`. `stop` takes
+        the new tokens and returns how many to keep, or None to continue."""
         limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
         return self.run_together(target, [prompt], **limits)[0]
 
@@ -227,7 +228,7 @@ class HFGenerate:
 
 @contextmanager
 def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Context manager that replaces a model's generation config."""
+    """Context manager: within it, the model has another generation config."""
     before, model.generation_config = model.generation_config, config
     try:
         yield

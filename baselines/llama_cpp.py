@@ -64,7 +64,8 @@ class LlamaCpp:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate; stop as `decode` does. Only the context length of `target` is used."""
+        """Generate and return the trace; the rules for ending are those of `decode`. Only the
+        context length of `target` is used. Raises `ValueError` unless `choose` is `argmax`."""
         if choose is not argmax:
             raise ValueError("llama.cpp runs at temperature 0 only, since its sampler differs")
         room = target.max_len - len(prompt) + 1

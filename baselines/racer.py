@@ -51,7 +51,8 @@ class Racer(TokenRecycling):
         self._seen = 0
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: the successor rows and the texts."""
+        """Return the state kept between prompts: the successor rows ("rows", by token), and all
+        texts, separated by END ("text")."""
         return {**super().state_dict(), "text": self.tree.text}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -69,7 +70,8 @@ class Racer(TokenRecycling):
         self._seen = 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return n-gram continuations and successors below the last token."""
+        """Return a tree of n-gram continuations and successors of the last token; the root alone in
+        the first step after a long prompt."""
         read_first = self._begin(tokens)
         self.tree.extend(tokens[self._seen :])
         self._seen = len(tokens)

@@ -77,7 +77,7 @@ class TokenRecycling:
         self._fresh = True
 
     def state_dict(self) -> dict:
-        """Return the rows: the state kept between prompts."""
+        """Return the state kept between prompts: the successor rows, by token ("rows")."""
         return {"rows": {str(token): row for token, row in self.rows.items()}}
 
     def load_state_dict(self, state: Mapping) -> None:

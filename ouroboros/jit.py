@@ -41,7 +41,8 @@ def cache_folder(sources: Sequence[Path]) -> Path | None:
 
 @contextmanager
 def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Context manager that yields options for numba's decorators, to cache code in this folder."""
+    """Context manager that yields options for numba's decorators. Functions decorated with them
+    inside it are cached in this folder (None: not cached)."""
     configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(folder or "")
     try:
         yield {"cache": folder is not None}

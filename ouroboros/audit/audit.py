@@ -238,8 +238,8 @@ class _ScoredText:
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
         """Return the finding for a position where `found` was chosen instead of `expected`: numeric
-        tie or BUG. The allowed shift is the larger of the noise at this position and the 95th
-        percentile over all positions."""
+        tie or BUG. The shift is the larger one of those with which either of them is chosen; it may
+        be as large as the noise at this position or the 95th percentile over all positions."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))

@@ -112,7 +112,8 @@ class Ouroboros:
         self._prompt_len = 0
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: phrases and recycled predictions."""
+        """Return the state kept between prompts: phrases and recycled predictions (see
+        `TreeGrower.state_dict`)."""
         return self.grower.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -78,7 +78,8 @@ class OuroborosPaper:
         self._suffixes: list[tuple[int, ...]] = []
 
     def state_dict(self) -> dict:
-        """Return the pool's phrases: the only state kept between prompts."""
+        """Return the only state kept between prompts: the pool's phrases (see
+        `PhrasePool.state_dict`)."""
         return self.pool.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:

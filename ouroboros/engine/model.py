@@ -66,16 +66,16 @@ class CachedModel(TreeModel):
     `engine` is one of:
 
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
-      `engine_reason`; on a CPU "fused" if that is faster, else "eager"
+      `engine_reason`; on a CPU "eager", after `prepack` "fused" if that is faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
     - "tuned": "auto" with the kernels of `ouroboros.engine.triton_products`
-    - "fused": on a CPU, run a Llama-like model by kernels (`ouroboros.engine.fused`) without timing
-      them first; "eager" for any other model
+    - "fused": on a CPU, after `prepack`, run a Llama-like model by kernels (see
+      `ouroboros.engine.fused`) without timing them first; else "eager"
     - "eager": call the transformers model directly
 
-    `max_len` limits the number of positions (None: the model's own limit).
-    With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call. A
-    draft model reads at most the last `prefill_limit` tokens of a new prompt (None: all).
+    With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call.
+    `max_len` limits the number of positions (None: the model's limit). A draft model reads at most
+    the last `prefill_limit` tokens of a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or with `exact` if
     its calls cannot be exact.

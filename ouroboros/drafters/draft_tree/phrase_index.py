@@ -28,7 +28,7 @@ def _pair_slot(before, token):
 
 @jit
 def append(s, m, tokens):
-    """Append tokens to the text. No bounds checks: callers size the arrays."""
+    """Append tokens to the text and index them. No bounds checks: callers size the arrays."""
     for token in tokens:
         at = s.length
         m.text[at] = token
