@@ -53,8 +53,8 @@ class Roll(NamedTuple):
     def in_requests(
         self, enough: Callable[[], bool] = lambda: False
     ) -> Generator[Request, torch.Tensor, list[int]]:
-        """Generate the tokens one by one, each with a `Request`; return them. Stop after a token
-        if `enough()`, and before a token that cannot be chosen (`NO_CHOICE`)."""
+        """Generate the tokens one by one, each with a `Request`; return them. Stop after a token if
+        `enough()` is true, and before a token for which there is no distribution (`NO_CHOICE`)."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):

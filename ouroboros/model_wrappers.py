@@ -25,8 +25,8 @@ Model = PreTrainedModel | CachedModel
 
 class WrapperCache:
     """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
-    Each is stored with the attention and weight addresses for which it was made. `decoding`:
-    whether the decoder is in use."""
+    Each is stored with the attention, weight addresses and sliding window for which it was made.
+    `decoding`: whether the decoder is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

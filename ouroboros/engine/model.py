@@ -198,7 +198,7 @@ class CachedModel(TreeModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
-        changed; raises `ValueError` if the vocabulary or the dtype has.
+        changed; raises `ValueError` if the vocabulary, the dtype or the sliding window has.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.

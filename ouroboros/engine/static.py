@@ -141,7 +141,8 @@ def model_state(model: torch.nn.Module) -> tuple:
 
 
 def window_of(model: Any) -> int | None:
-    """Return the sliding window in a model's config, which its masks follow; None without one."""
+    """Return the sliding window in a model's config, which transformers' masks follow; None without
+    one."""
     return getattr(model.config.get_text_config(), "sliding_window", None)
 
 
