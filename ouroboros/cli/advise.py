@@ -39,7 +39,7 @@ KEPT = ("model", "max_new", "threads")
 
 
 def advise(options: dict) -> tuple[int, dict]:
-    """Print predictions and reasons, and the best command."""
+    """Print predictions and reasons, and the best command; return 0 and the JSON document."""
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
     check_decoders(decoders)
@@ -84,7 +84,11 @@ def advise(options: dict) -> tuple[int, dict]:
 def print_advice(
     options: dict, folder: ResultsFolder | None, evidence: Evidence, overrides: list[str]
 ) -> dict:
-    """Print each decoder's prediction, the best command and why others are slow."""
+    """Print each decoder's prediction, the best command and why others are slow; return the JSON
+    document, which is written to the folder, if given, as advice.json, with costs.json.
+
+    The best command repeats those of the command's `overrides` that apply to it.
+    """
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
     rows, why = [], []
@@ -131,7 +135,8 @@ def print_advice(
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
-    """Return off-text rates by decoder, from an advice.json or two shares; {} for None."""
+    """Return off-text rates by decoder for the path of an advice.json; {"": rates}, for any
+    decoder, for two shares; {} for None. Raises `ValueError` for anything else."""
     if not isinstance(given, str):
         rates = OffTextRates.given(given)
         return {"": rates} if rates else {}

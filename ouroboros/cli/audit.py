@@ -27,7 +27,10 @@ from ouroboros.cli.common import composed
 
 
 def audit(options: argparse.Namespace) -> tuple[int, dict]:
-    """Audit a run, or files of completions; write audit.jsonl and audit.md; print the verdicts."""
+    """Audit a run, or files of completions; write audit.jsonl and audit.md; print the verdicts.
+
+    Returns the exit code (1: a BUG, 2: a completion that could not be judged) and the document.
+    """
     first = Path(options.folder)
     overrides = [one for one in options.overrides if "=" in one]
     files = [first, *(Path(one) for one in options.overrides if "=" not in one)]

@@ -25,7 +25,8 @@ from ouroboros.costs import Costs
 
 
 def bench(options: dict) -> tuple[int, dict | None]:
-    """Run the benchmark, write the report, print the tables."""
+    """Run the benchmark, write the report, print the tables; return the exit code (see the help)
+    and the JSON document (None on other ranks than 0)."""
     config, probe = run_config(options)
 
     def measured(pair: Pair) -> Costs | None:
@@ -58,8 +59,8 @@ def bench(options: dict) -> tuple[int, dict | None]:
 
 
 def run_config(options: dict) -> tuple[RunConfig, Path | None]:
-    """Return this job's config and, in a timed sweep, the file of call costs that all jobs on the
-    same models share, so that jobs differ in settings, not in measured costs.
+    """Return this job's config and, in a timed sweep without `costs`, the file of call costs that
+    all jobs on the same models share, so that jobs differ in settings, not in measured costs.
 
     Each job of a sweep has a separate results folder. Raises `ValueError` if a job is timed while
     others may share its device.

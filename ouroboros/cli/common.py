@@ -26,11 +26,11 @@ CALLERS = (
     *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
     *(ImportError, KeyboardInterrupt),
 )
-"""Errors that the user can fix."""
+"""Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
-    """Return a config from conf/, with overrides as on the command line."""
+    """Return the config conf/<name>.yaml as plain values, with overrides as on the command line."""
     with initialize_config_dir(str(FOLDER), version_base="1.3"):
         return plain(compose(name, overrides=list(overrides)))
 
@@ -53,7 +53,8 @@ def plain(cfg: DictConfig) -> dict:
 
 
 def check_sizes(name: str, sizes: object) -> list[int]:
-    """Check and return a list of sizes. Raises `ValueError` for anything else."""
+    """Return `sizes`, the value of the option `name`. Raises `ValueError` unless it is a non-empty
+    list of whole numbers above 0."""
     whole = isinstance(sizes, list) and sizes and all(type(s) is int and s > 0 for s in sizes)
     if not whole:
         raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")
@@ -80,7 +81,7 @@ def print_table(table: pd.DataFrame, *, digits: int = 2) -> None:
 
 
 def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with NaN replaced by `missing` (None for JSON)."""
+    """Return a table with its NaN replaced by `missing` (by default None, for JSON)."""
     return table.astype(object).where(table.notna(), missing)
 
 
@@ -112,7 +113,7 @@ def one_line(error: BaseException) -> str:
 
 
 def unknown_config(group: str, name: str) -> str:
-    """Return a one-line error about a config missing from a group."""
+    """Return a one-line error for a config `name` that the group conf/<group> does not have."""
     if group == "hydra/launcher":
         return f"no {group}={name}: install its plugin, such as hydra-joblib-launcher"
     known = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))

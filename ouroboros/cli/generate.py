@@ -49,8 +49,8 @@ Piece = tuple[str, str]
 
 
 class Runner:
-    """One decoder on one prompt, with its text so far. Its clock runs only in `step`, so decoders
-    that take turns are timed separately."""
+    """One decoder on one prompt, with its text so far. `seconds` counts only the time in `step`, so
+    decoders that take turns are timed separately. `options` are those of `decode.stream`."""
 
     def __init__(
         self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
@@ -84,7 +84,7 @@ class Runner:
         return added
 
     def figures(self) -> tuple[str, str]:
-        """Return two texts: tokens, seconds and tokens/s; tokens per target call."""
+        """Return two lines of text: tokens, seconds and tokens/s; tokens per target call."""
         count = len(self.tokens)
         rate = count / self.seconds if self.seconds else 0.0
         return (
@@ -94,7 +94,8 @@ class Runner:
 
 
 def generate(options: argparse.Namespace) -> tuple[int, None]:
-    """Decode the prompt (with --race also greedily), and show the texts as they grow."""
+    """Decode the prompt (with --race also greedily), and show the texts as they grow; return the
+    exit code and None (no JSON document)."""
     names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
     overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
@@ -136,7 +137,7 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return each decoder's runner, warmed up, with a separate cache.
+    """Load the models; return a runner for each decoder, warmed up, each with its own target cache.
 
     Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
     """
@@ -181,7 +182,7 @@ def coloured(pieces: Iterable[Piece]) -> Text:
 
 
 def write(console: Console, pieces: Sequence[Piece]) -> None:
-    """Append text to the terminal's output."""
+    """Print pieces of text without a line break at the end: coloured on a terminal, else plain."""
     if console.is_terminal:
         console.print(coloured(pieces), end="", soft_wrap=True, highlight=False)
     else:
@@ -190,7 +191,8 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return the texts side by side, below their times; only their last lines unless `whole`."""
+    """Return a table of the runners' texts side by side, below their names and times; only the last
+    lines, as many as fit on the screen, unless `whole`."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []
@@ -206,7 +208,8 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 
 
 def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
-    """Yield the legend, tokens and times, and in a race whether the texts are equal."""
+    """Yield lines: a legend of the colours, each runner's tokens and times, and in a race whether
+    the texts are equal."""
     if console.is_terminal:
         yield Text("plain: the target's own token")
         seen = {source for runner in runners for _, source in runner.pieces}

@@ -68,10 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, options: Any, *, as_json: bool) -> int:
-    """Run a command; return its exit code.
+    """Run a command with its options (parsed arguments, or a Hydra config); return its exit code.
 
-    With --json, or if stdout is not a terminal, the last line printed is the command's JSON
-    document, for programs.
+    With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
     """
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     code, document = command(options)
@@ -126,7 +125,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command without Hydra's syntax."""
+    """Return the parser of a command that does not use Hydra; the docstring of the function that
+    adds its options is its help."""
     add_options = {"generate": generate, "report": report, "audit": audit, "tune": tune}[name]
     parser = Parser(
         prog=f"ouroboros {name}",

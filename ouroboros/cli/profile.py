@@ -15,7 +15,8 @@ from ouroboros.cli.bench import run_config
 
 
 def profile(options: dict) -> tuple[int, dict]:
-    """Measure a profile and print its main tables; profile.md has the rest."""
+    """Measure a profile and print its main tables (profile.md has the rest); return the exit code
+    and the JSON document."""
     what = ProfileOptions(**options.pop("profile"))
     config, _ = run_config(options)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)

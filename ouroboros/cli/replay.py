@@ -31,7 +31,8 @@ from ouroboros.tuning.evidence import Evidence
 
 
 def replay(options: dict) -> tuple[int, dict]:
-    """Replay each decoder; print and write the table."""
+    """Replay each decoder; print the tables and, with a `results_dir`, write them; return 0 and the
+    JSON document."""
     if not options["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
@@ -61,7 +62,7 @@ def replay(options: dict) -> tuple[int, dict]:
         except TypeError as error:
             raise ValueError(f"draft: {error}") from error
     elif drafts:
-        warn_of_draft(spec.draft, pair.get("draft"), HydraConfig.get().overrides.task)
+        check_draft(spec.draft, pair.get("draft"), HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
     rates = OffTextRates.given(options["rates"])
     given = {
@@ -106,9 +107,9 @@ def replay(options: dict) -> tuple[int, dict]:
     return 0, {"recording": path.name, **document}
 
 
-def warn_of_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
-    """Raise `ValueError` if a decoder's draft model is not the `recorded` one; only warn if an
-    override sets the model."""
+def check_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
+    """Raise `ValueError` if the draft model `name` is not the `recorded` one; only warn if one of
+    the command's overrides sets the model."""
     if not recorded or Path(recorded).name == Path(name or recorded).name:
         return
     what = f"the recorded run drafted with {recorded}, this replay with {name}"

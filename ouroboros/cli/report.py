@@ -25,7 +25,8 @@ PIPE_WIDTH = 120
 
 
 def report(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Write the report on the folders and print each run's tables."""
+    """Write the report on the folders and print each run's tables; return the exit code (2 if a
+    folder could not be read) and each run's `Summary.headline` by label."""
     costs, failures = load_costs(options.costs), list[str]()
 
     def fail(error: object) -> None:
@@ -53,8 +54,8 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
 def gather(
     folders: Sequence[Path], fail: Callable[[object], object], *, remake: bool = False
 ) -> list[Measured]:
-    """Read every run in or below the folders, once; pass the errors of unreadable folders to
-    `fail`. `remake`: also rewrite each folder's summary and plot."""
+    """Read every run in or below the folders, each only once; pass the errors of unreadable ones to
+    `fail`. With `remake`, also rewrite each run's summary and plot."""
     found: dict[Path, Measured] = {}
     for folder in folders:
         try:

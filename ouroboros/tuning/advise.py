@@ -30,10 +30,11 @@ SEARCHED = 4  # texts used to search for settings
 class Prediction:
     """A decoder's predicted performance with some settings.
 
-    `cost_per_token` is in target calls of one node (greedy: 1). `shares` has the fractions "draft",
-    "verify" and "host" of the time after the first step. `acceptance` is the acceptance rate per
-    draft token; above `break_even` the decoder is faster than greedy (None: never). `why` explains
-    in one line why it is slower than greedy, `failed` why nothing is predicted.
+    `speedup` is over greedy. `cost_per_token` is in target calls of one node (greedy: 1).
+    `shares` has the fractions "draft", "verify" and "host" of the time after the first step.
+    `acceptance` is the acceptance rate per draft token; above `break_even` the decoder is faster
+    than greedy (None: never). `why` explains in one line why it is slower than greedy (None: it is
+    not), `failed` why nothing is predicted.
     """
 
     settings: Settings
@@ -80,7 +81,8 @@ class Prediction:
 
 
 def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) -> Prediction:
-    """Predict a decoder with the given settings; if that is impossible, `failed` says why."""
+    """Predict the speed of the decoder `name` with its config and these settings, which override
+    it; if that is impossible, `failed` says why."""
     try:
         plain = evidence.counts(PLAIN, {}, {})
         counts = evidence.counts(name, config, settings)
@@ -110,8 +112,8 @@ def advise(
     configured settings ("configured") and, if others are faster, with the fastest ("best"), and the
     number of settings tried.
 
-    The fastest settings are found by one round of `search` over the decoder's space, on the first
-    texts. If a decoder cannot be predicted, `Prediction.failed` says why.
+    The fastest settings are found by one round of `search` over the decoder's space in conf/tune,
+    on the first `SEARCHED` texts. If a decoder cannot be predicted, `Prediction.failed` says why.
     """
     found: dict[str, dict[str, Prediction]] = {}
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
@@ -146,9 +148,9 @@ def batch_table(
     by decoder, the smallest of the `sizes` at which greedy is faster (None: at none).
 
     When a text ends, the next one takes its place. A joint call is assumed to cost as much as a
-    single call with all its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup
-    over greedy at the same batch size, acceptance rate per draft token, the rate needed to break
-    even, and `failed`, the reason if nothing is predicted.
+    single call with all its nodes. Columns: batch, decoder, tokens/s, tokens/s/user, speedup (over
+    greedy at the same batch size), acceptance (rate per draft token), "breaks even at" (the
+    acceptance needed to be as fast as greedy) and failed, the reason if nothing is predicted.
     """
     rows = []
     for size in sizes:
@@ -178,11 +180,11 @@ def break_even(
     """Return a decoder's acceptance rate per draft token, the rate at which it would be as fast as
     greedy, and one line that explains both.
 
-    The samples have times, measured or predicted. Only steps after the first are used, because the
-    first includes the prefill; times are in units of a mean greedy step. Tokens are assumed to be
-    accepted independently, along one chain. The acceptance rate is 0 if nothing is drafted. The
-    second value is None if drafts of this length never break even; the line is None if no sample
-    has a second step.
+    `plain` are greedy's samples, `samples` the decoder's, with times, measured or predicted. Only
+    steps after the first are used, because the first includes the prefill; the line gives times in
+    mean greedy steps. Tokens are assumed to be accepted independently, along one chain. The
+    acceptance rate is 0 if nothing is drafted. The second value is None if drafts of this length
+    never break even; the line is None if no sample has a second step.
     """
     base, ours = ([s for one in of for s in one.steps[1:] if s.scored] for of in (plain, samples))
     if not base or not ours:
@@ -233,7 +235,8 @@ def chain_tokens(acceptance: float, gamma: float) -> float:
 
 
 def acceptance_for(tokens: float, gamma: float) -> float | None:
-    """Return the acceptance rate at which `chain_tokens` equals `tokens`; None if there is none."""
+    """Return the acceptance rate at which `chain_tokens` is `tokens` for drafts of `gamma` tokens;
+    0 if `tokens` is at most 1, None if it is above `gamma` + 1."""
     if tokens <= 1.0:
         return 0.0
     if tokens > gamma + 1.0:

@@ -1,4 +1,4 @@
-"""The inputs of predictions: recorded texts of greedy decoding, and the costs of a machine.
+"""The inputs of predictions: recorded texts of greedy decoding, and the call costs of a machine.
 
 Every decoder is replayed on these texts. They come from a short run on this machine
 (`measured_evidence`), or from a results folder, without loading the target (`recorded_evidence`).
@@ -44,13 +44,15 @@ Settings = Mapping[str, object]
 
 @dataclass
 class Evidence:
-    """Greedy's texts and a machine's costs.
+    """Greedy's texts and a machine's call costs: what predictions are made from.
 
-    `decision_costs`: the costs that decoders plan with (default: `costs`). `rates`: how to simulate
-    the target's predictions after tokens that are not in the texts, by name or kind of decoder
-    ("": any). If None, decoders that read such predictions are not replayed, but run on `bench`, if
-    given. `live`: the samples of the run in which the costs were measured, by decoder. `counted`
-    caches replayed samples by decoder, settings and decision costs.
+    - `draft`: the draft model, if a decoder needs it
+    - `decision_costs`: the costs that decoders plan with (default: `costs`)
+    - `rates`: how to simulate the target's predictions after draft tokens that left the texts, by
+      name or kind of decoder ("": any other; missing: `USUAL_RATES`). If None, decoders that read
+      such predictions are not replayed, but run on `bench`, if given
+    - `live`: the samples of the run in which the costs were measured, by decoder
+    - `counted`: a cache of replayed samples by decoder, settings and decision costs
     """
 
     recorded: RecordedRuns
@@ -65,7 +67,8 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Replay a decoder; return one sample per text, without times. Greedy ignores `config`.
+        """Replay a decoder (or run it on `bench`); return one sample per text. Greedy ignores
+        `config`; `settings` override it.
 
         Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
         a decoder that cannot be replayed.
@@ -112,7 +115,8 @@ class Evidence:
         return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
 
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
-        """Run a drafter; yield its samples. `error` is set if a text is not as recorded."""
+        """Run a drafter on the bench; yield its samples, with an `error` if a text is not as
+        recorded."""
         for run, example in zip(self.recorded.runs, bench.examples, strict=False):
             (row,) = bench.measured([drafter], [(example, 0)])
             sample = row.sample
@@ -130,10 +134,12 @@ def recorded_evidence(
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
 ) -> Evidence:
-    """Return the evidence from a results folder: greedy's texts and, unless given, the run's
-    `costs` and off-text `rates` (see `OffTextRates`).
+    """Return the evidence from a results folder: greedy's texts and, unless given, `costs` (by the
+    run's times) and `rates` (of the run's recorded predictions; see `OffTextRates`).
 
     The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
+    `task` is the recorded task, if its file has moved. Raises `ValueError` for a folder that does
+    not fit, and without `costs` for one that was not timed.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)
@@ -161,8 +167,8 @@ def measured_evidence(
     """Run decoders (configs by name) on a bench's prompts and return the evidence.
 
     Without `costs`, calls of both models are timed on trees of the sizes `nodes`, in `visits`
-    rounds; host time per step and prefill come from the run. Raises `ValueError` if a decoder
-    fails.
+    rounds; host time per step and prefill come from the run. Without `rates`, they are measured on
+    the run's predictions. Raises `ValueError` if a decoder fails.
     """
     target, tokenizer = bench.target, bench.target.tokenizer
     draft = bench.models[1] if len(bench.models) > 1 else None

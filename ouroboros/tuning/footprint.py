@@ -1,4 +1,4 @@
-"""Bytes of weights and cached tokens, computed from a model's config.
+"""The bytes of a model's weights and of a cached token, computed from its config.
 
 Invariant: no weights are loaded. A model is built on the "meta" device, which takes milliseconds.
 """
@@ -15,9 +15,9 @@ from ouroboros.costs import Footprint
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """Return a model's config, given a folder, a shape (`standin.SHAPES`), or a hub id.
+    """Return the config of a model: a folder, a name in `standin.SHAPES`, or a hub id.
 
-    An id whose name starts with a shape's name has this shape, without access to the hub.
+    An id whose last part starts with a name in `SHAPES` has that config, without access to the hub.
     Raises `ValueError` if there is no config.
     """
     model = Path(name).name.lower()
@@ -34,7 +34,7 @@ def config_of(name: str) -> PreTrainedConfig:
 
 
 def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
-    """Return the bytes of a model in `dtype`, without allocating its weights."""
+    """Return the bytes of weights and of a cached token in `dtype`, without allocating weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

@@ -32,9 +32,10 @@ def search(
 ) -> dict:
     """Return the settings with the highest score found by a coordinate search.
 
-    Each round tries every setting in turn over its whole range, with the others fixed. The search
-    ends when a round improves nothing, or after `rounds` rounds. `configured` has the values of
-    settings missing in `start`. Of equal scores the first found wins; no settings are scored twice.
+    Each round takes every setting in turn and tries all its values, with the others fixed. The
+    search ends when a round improves nothing, or after `rounds` rounds. `configured` has the
+    values of settings missing in `start`, so that these are not tried again. Of equal scores the
+    first found wins; no settings are scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})

@@ -30,15 +30,16 @@ SEARCHES = "searches.jsonl"
 
 
 def record(bench: Bench, costs: Costs) -> Evidence:
-    """Record greedy's texts for the prompts of `bench`, for tuning decoders."""
+    """Record greedy's texts of the bench's prompts, and return them with `costs`; decoders that
+    cannot be replayed on them run on the bench."""
     greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
     return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
 
 
 @dataclass
 class Machine:
-    """A machine's costs, and the decoder configs for it. `tried` has, by decoder, the settings that
-    were scored, as JSON."""
+    """A machine's call costs, and the decoders' configs for it by name. `tried` has, by decoder,
+    the settings that were scored, as JSON texts."""
 
     name: str
     costs: Costs
@@ -46,14 +47,14 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the values of the options in conf/tune: from `settings`, else from the config."""
+        """Return the values of a decoder's options in conf/tune, from `settings` or else its
+        config, without null ones."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return a decoder's speed in tokens per target call of one node: the geometric mean over
-        `on`, one item per task and temperature. Raises `ValueError` for settings that the decoder
-        does not accept."""
+        """Return a decoder's `speed` on the texts `on`: the geometric mean over its items, one per
+        task and temperature. Raises `ValueError` for settings that the decoder does not accept."""
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
@@ -65,9 +66,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the best settings on all texts (`on`) among three kinds of candidates: the
-        configured ones, those of the `trials` that are best on `few` texts, and the result of a
-        coordinate search from the best of these."""
+        """Return the settings that are best on all texts, `on`, among three kinds of candidates:
+        the configured ones, the `trials` that are best on the texts `few`, and the result of a
+        coordinate search on `few` from the best of these."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -76,11 +77,11 @@ class Machine:
 
 
 def speed(samples: Sequence[Sample], costs: Costs) -> float:
-    """Return tokens per cost, pooled over samples; a target call of one node costs 1. Return 0 if a
-    sample failed.
+    """Return new tokens / cost, pooled over samples; 0 if a sample failed. The cost of the calls is
+    predicted by `costs`, in target calls of one node; greedy's speed is 1.
 
     If an engine does not report scored nodes, each of its calls counts as a call of one node, which
-    makes it look faster.
+    makes it look faster than it is.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
@@ -110,8 +111,8 @@ def tune(
     settings and random ones, `trials` in all, and then a coordinate search from the best; the
     finalists are compared on all texts. For each machine, the report shows how much slower than
     its best settings are the configured ones ("regret") and those that are best for another
-    machine. Finished searches are saved in the folder `results` and skipped on a rerun; `about`
-    (JSON values) identifies their common inputs.
+    machine ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a
+    rerun with the same inputs; `about` (JSON values) has those inputs that no argument states.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

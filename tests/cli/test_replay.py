@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from ouroboros.cli.replay import warn_of_draft
+from ouroboros.cli.replay import check_draft
 
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
@@ -85,8 +85,8 @@ def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
     code, _, err = run_replay(*replayed)
     assert code == 0 and "warning: the recorded run drafted with mine, this replay with /" in err
     with pytest.raises(ValueError, match=r"with mine, this replay with reference/draft: give mod"):
-        warn_of_draft("reference/draft", "mine", replayed[:2])
-    warn_of_draft("there/mine", "mine", [])
+        check_draft("reference/draft", "mine", replayed[:2])
+    check_draft("there/mine", "mine", [])
     assert call("replay", *replayed, *pair, "model.draft=mine")[0] == 0
 
 

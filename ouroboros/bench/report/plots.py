@@ -93,7 +93,7 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
-    """Draw, for each k, the share of steps that accepted k of k or more draft tokens.
+    """Draw, for each k, which share of the steps with k draft tokens or more accepted at least k.
 
     A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
     """
