@@ -55,7 +55,7 @@ def as_processors(choose: TokenSelector) -> LogitsProcessorList:
 
 
 class Arrivals(BaseStreamer):
-    """Streamer that records when new tokens arrive, as (seconds, count) pairs."""
+    """Streamer that records when new tokens arrive, as (time.perf_counter(), count) pairs."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []

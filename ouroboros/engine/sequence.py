@@ -22,10 +22,10 @@ from ouroboros.tree import TokenTree
 class ModelCounters(NamedTuple):
     """Work that a model has done for a sequence so far.
 
-    `calls` counts calls of `score`; `forwards` counts forward passes (a long prompt takes several);
-    `scored` counts tree nodes fed; `caught_up` counts sequence tokens fed, prompt included.
-    `busy_s` sums the seconds from the start of a call to the arrival of its result; `wait_s` is the
-    part spent waiting for the device.
+    `calls` counts calls of `score`, and one per token of `roll`; `forwards` counts forward passes
+    (a long prompt takes several); `scored` counts tree nodes fed; `caught_up` counts sequence
+    tokens fed, prompt included. `busy_s` sums the seconds from the start of a call to the arrival
+    of its result; `wait_s` is the part spent waiting for the device.
     """
 
     calls: int = 0
