@@ -82,8 +82,8 @@ class Racer(TokenRecycling):
         return builder.build().pruned(budget - 1)
 
     def _retrieve(self, builder: TreeBuilder) -> None:
-        """Add continuations of all matching suffixes, the most frequent first, until the tree is
-        full; ties go to the smaller depth, then to the longer match. Equal continuations share
+        """Add continuations of all matching suffixes until the tree is full, the most frequent
+        first; ties go to the smaller depth, then to the longer match. Equal continuations share
         nodes."""
         tree, order = self.tree, count()
         heap: list[tuple[int, int, int, int, PrefixKey, int]] = []

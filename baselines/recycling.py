@@ -36,10 +36,9 @@ PATHS = re.findall(
 
 
 def template(nodes: int) -> list[tuple[int, int]]:
-    """Return the `nodes` most probable nodes of the published tree, as (parent, rank) in order: the
-    index of the parent in this list (-1: the root), and the rank of the node's token after the
-    parent's. The assumed probability of a node decreases with its depth and with the ranks on its
-    path."""
+    """Return the `nodes` most probable nodes of the published tree, in order, as (parent, rank):
+    the index of the parent in this list (-1: the root), and the rank of the node's token after it.
+    The assumed probability of a node decreases with its depth and with the ranks on its path."""
 
     def likely(path: str) -> float:
         return math.prod(0.5 / (1 + int(rank)) for rank in path)
@@ -126,8 +125,7 @@ class TokenRecycling:
 
     def _begin(self, tokens: Sequence[int]) -> bool:
         """In the first step of a prompt, with `read_prompt`, put each prompt token's successors at
-        the front of its row, newest first. Return whether to propose nothing in this step (see
-        `read_alone`)."""
+        the front of its row, newest first. Return whether to propose nothing (see `read_alone`)."""
         fresh, self._fresh = self._fresh, False
         for token, after in pairwise(tokens) if fresh and self.read_prompt else ():
             known = self.rows.get(token, [])

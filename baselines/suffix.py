@@ -176,8 +176,7 @@ class SuffixDecoding:
 
 def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
     """Return the most frequent continuation of the n-gram at `place`: up to `limit` tokens, while
-    its probability is at least `least`. At the end of the text the draft continues with its own
-    tokens."""
+    its probability is at least `least`. At the end of the text the draft repeats its own tokens."""
     tokens: list[int] = []
     (node, at), score, share = place, 0.0, 1.0
     while at < 0 and len(tokens) < limit:

@@ -116,8 +116,7 @@ class SuffixTree:
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
         """Look up the suffixes of another text, which grows by `token`. `places[m - 1]` is where
-        the last m tokens of that text end in this tree, as far as they occur; return the same after
-        `token`."""
+        its last m tokens end in this tree, as far as they occur; return the same after `token`."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
@@ -132,8 +131,8 @@ class SuffixTree:
         return positions
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return (count, where it ends) for each n-gram that continues the one at `place` by one
-        token."""
+        """Return (count, where it ends) for each n-gram that is one token longer than that at
+        `place`."""
         node, at = place
         if at < 0:
             children = self.children[node].items()

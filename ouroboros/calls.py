@@ -83,8 +83,8 @@ class Bid(NamedTuple):
         return self.decide([self.offer])[0]
 
     def serve(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Decide for `calls`, the bids of all sequences, with one call of `decide`; return their
-        results."""
+        """Return the decisions for `calls`, the bids of all sequences, from one call of
+        `decide`."""
         return self.decide([call.offer for call in calls])
 
 

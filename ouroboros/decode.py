@@ -226,8 +226,7 @@ class Decoding:
             self.trace.finish = "context"
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Let the drafter learn from the scored tree, with the target's ranking if it reads
-        rankings."""
+        """Let the drafter learn from the scored tree, and from the ranking if it reads rankings."""
         if self._ranking:
             self.capabilities.observe_ranked(tree, self._ranking.last, path)
         self.drafter.observe(tree, chosen, path)

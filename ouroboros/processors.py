@@ -125,8 +125,7 @@ class Constraint:
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden token. `batch` is
-        ignored."""
+        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden token."""
         text = tuple(ids.tolist())
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:

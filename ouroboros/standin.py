@@ -141,8 +141,7 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
 
 
 def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
-    """Raise `ValueError` if `embed` cannot embed a core in a model with these dimensions
-    exactly."""
+    """Raise `ValueError` if `embed` cannot embed a core exactly in a model of these dimensions."""
     for role, config in (("core", core), ("shape", shape)):
         if config.model_type != "llama":
             raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
@@ -170,8 +169,7 @@ def _fill(
     model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float, seed: int
 ) -> None:
     """Write every weight of `model`, with the core's query heads at `heads` (see `place_heads`) and
-    the constant `c` in the residual (0: no ids are unused). `seed` determines the unused
-    weights."""
+    the constant `c` in the residual (0: all ids are used). `seed` determines the unused weights."""
     noise = torch.Generator(model.device).manual_seed(seed)
     used, width = core.config.vocab_size, core.config.hidden_size
     table, head = model.model.embed_tokens.weight, model.lm_head.weight

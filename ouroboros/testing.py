@@ -140,7 +140,7 @@ def tiny_model(seed: int = 0) -> CachedModel:
 
 
 def _add_noise(model: PreTrainedModel, *, seed: int, step: float, keep: float) -> None:
-    """Multiply the model's matrices by `keep` and add Gaussian noise of standard deviation
+    """Multiply the model's matrices by `keep`, and add Gaussian noise of standard deviation
     `step`."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -177,8 +177,8 @@ def _check(
 
 class _Recorder:
     """Wraps a drafter: records each proposed tree with the number of tokens before it, and checks
-    that the drafter leaves the tokens unchanged. If `vocab` is given, also checks the tree's depth
-    and ids."""
+    that these tokens are left unchanged. If `vocab` is given, also checks the tree's depth and
+    ids."""
 
     def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
         self.drafter, self.vocab = drafter, vocab

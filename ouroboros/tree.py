@@ -298,9 +298,8 @@ class TreeBuilder:
 
 
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree with these fields and cached properties. It skips the checks of the
-    constructor, which would take as long as building the tree. Omitted fields have their
-    defaults."""
+    """Return a tree with these fields and cached properties; omitted fields have their defaults.
+    Skips the checks of the constructor, which would take as long as building the tree."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree

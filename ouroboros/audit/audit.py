@@ -212,16 +212,14 @@ class _ScoredText:
         return self.auditor.score(torch.float32, self.prompt, self.new)
 
     def choices(self, logits: torch.Tensor) -> list[int]:
-        """Return the token that `choose` selects at each position; `logits` has one row per
-        position."""
+        """Return the token that `choose` selects at each position (a row of `logits`)."""
         if not len(self.new):
             return []
         tree = TokenTree.chain(self.prompt[-1], self.new[:-1])
         return self.choose.scores(logits, self.prompt, tree).argmax(-1).tolist()
 
     def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the scores [vocab] that `choose` gives to `logits` [vocab] after `index` new
-        tokens."""
+        """Return the scores [vocab] of `choose` for `logits` [vocab] after `index` new tokens."""
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 

@@ -267,8 +267,7 @@ class Costs:
     def draft_reading_ms(self, tokens: int, context: float) -> float:
         """Return the milliseconds that the draft takes to read `tokens` uncached tokens.
         Interpolates between measured prefills; beyond the longest one, the time grows in
-        proportion. If none was measured, adds up calls of the largest measured size at
-        `context`."""
+        proportion. If none was measured, adds up calls of the largest measured size."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
@@ -411,8 +410,7 @@ class CostModel:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the mean number of tokens fed per draft call of a step, rounded: nodes and uncached
-    tokens."""
+    """Return the mean number of tokens fed per draft call of a step (nodes and uncached tokens)."""
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 

@@ -91,7 +91,7 @@ class Surface:
         return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
 
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
-        """Return the milliseconds of calls of `nodes` (ascending sizes) at a context of the
+        """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
         if nodes[-1] > sizes[-1] or (nodes[0] < sizes[0] and not self.padded):

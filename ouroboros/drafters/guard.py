@@ -50,8 +50,7 @@ class Guard:
         self.begin_prompt()
 
     def begin_prompt(self) -> None:
-        """Begin a prompt. This ends a pause, or begins one if the last prompts used up the
-        credit."""
+        """Begin a prompt. This ends a pause, or begins one if the credit is used up."""
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0
@@ -74,8 +73,8 @@ class Guard:
 
     def observe(self, step: StepRecord, call: float, verifying: float, drafting: float) -> None:
         """Record a step. `call`, `verifying` and `drafting` are uncorrected predicted costs, in any
-        unit: of a target call of one node, of the step's target call, and of all its draft
-        calls."""
+        unit: of a target call of one node, of the step's target call, and of its draft calls
+        together."""
         first, self.first = self.first, False
         reading = step.draft_caught_up > LONG_READ
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)

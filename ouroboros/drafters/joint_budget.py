@@ -24,8 +24,7 @@ HOST_MS = 0.15  # default host time per step and sequence, minus that of plain d
 
 class JointCosts:
     """Predicted times of calls shared by `size` sequences: `target_ms[n - 1]` and `draft_ms[n - 1]`
-    for n nodes in total. `contexts` has the cached tokens per sequence: (in the target, in the
-    draft)."""
+    for n nodes in total. `contexts`: cached tokens per sequence (in the target, in the draft)."""
 
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)

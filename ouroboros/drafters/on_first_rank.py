@@ -50,8 +50,7 @@ class OnFirstRank:
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Pass the target's ranking to the drafter on rank 0, if it reads rankings; else do
-        nothing."""
+        """Pass the target's ranking to the drafter on rank 0, if it reads rankings."""
         if self.group.rank == 0:
             DrafterCapabilities.of(self.drafter).observe_ranked(tree, ranked, path)
 

@@ -135,16 +135,14 @@ class Ouroboros:
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def set_batch(self, size: int, number: int) -> None:
-        """Set the number of sequences that share the calls of the next step, and that step's
-        number."""
+        """Set the number of sequences that share the calls of the next step, and its number."""
         self._step = number
         if size != self._batch_size:
             self._batch_size, self._cost_contexts = size, ()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep.
-        Return the root alone while drafting is paused, and in the first step after a long
-        prompt."""
+        """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep; the
+        root alone while drafting is paused, and in the first step after a long prompt."""
         first_step, self._prompt_len = not self._prompt_len, self._prompt_len or len(tokens)
         shared, self.planned = self._batch_size > 1, False
         if shared and self._step % (1 << self._pause):

@@ -122,7 +122,7 @@ class PhrasePool:
     def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
         """Insert the first `phrase_len` tokens of a phrase as the newest of its key.
 
-        `before` is its context, if known. Adding a phrase again without a context keeps the known
+        `before` is its context, if known. Adding a phrase again without one keeps the known
         context.
         """
         kept = tuple(phrase[: self.phrase_len])
@@ -161,8 +161,8 @@ class PhrasePool:
         self._phrases.clear()
 
     def state_dict(self) -> dict:
-        """Return "phrase_len", and in "phrases" a list of (phrase, context) by key (as text),
-        oldest first."""
+        """Return "phrase_len", and "phrases": by key (as text), a list of (phrase, context), oldest
+        first."""
         phrases = {str(key): list(stored.items()) for key, stored in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 

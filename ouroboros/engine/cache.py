@@ -56,13 +56,12 @@ EXCLUDED = 1e3  # logits this far below the best are ignored
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the largest allowed difference between the logits of two calls, in standard deviations
-    of the logits."""
+    """Return the largest allowed difference between two calls' logits, in standard deviations."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference between the logits of two calls, in standard deviations of
+    """Return the largest difference between two calls' logits, in standard deviations of
     `expected`. Ignores logits more than `EXCLUDED` below the largest one (unused ids of a
     stand-in)."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)

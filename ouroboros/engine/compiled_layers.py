@@ -72,8 +72,7 @@ class CompiledLayers:
     - `products`: use the kernels of `engine.triton_products` for unquantised weights too, if faster
     - `exact`: use `exact_product` for all linear layers, the output head included; then `backend`
       may be None, to compile nothing
-    - `tuned` (attribute): whether calls of one node use tuned code; None until both kinds were
-      timed
+    - `tuned` (attribute): whether calls of one node use tuned code; None until both were timed
     """
 
     def __init__(
@@ -139,8 +138,7 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer; a `SlotCache` among the arguments is replaced by this layer's part of
-        it."""
+        """Call the layer; replace a `SlotCache` among the arguments by this layer's part of it."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):

@@ -29,8 +29,7 @@ class _BFloat(ir.Type):
 
 
 def can_multiply(bfloat16: bool) -> bool:
-    """Return whether this processor has the instructions of `multiply_block` for bfloat16, or else
-    for float32."""
+    """Return whether this processor has the instructions of `multiply_block` for the dtype."""
     features: Any = llvmlite.binding.get_host_cpu_features()
     return bool(features.get("avx512f") and (features.get("avx512bf16") or not bfloat16))
 

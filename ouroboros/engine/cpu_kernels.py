@@ -316,8 +316,7 @@ def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, q
 
 @numba.njit(**FAST)
 def _wait(barrier, counter):
-    """Wait until all threads arrive, if a barrier is given; return the address of the next
-    counter."""
+    """Wait for all threads if a barrier is given; return the address of the next counter."""
     if barrier:
         call(barrier)
     return counter + 8

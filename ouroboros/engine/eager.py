@@ -142,8 +142,8 @@ class Eager:
         cache: Cache | None = None,
     ) -> torch.Tensor:
         """Call the model on [1, n] ids and positions, with `cache` (None: the engine's); return the
-        logits of the rows to `keep`, [rows, vocab] (0: all rows; n: the last n rows; a tensor:
-        these indices)."""
+        logits of the rows to `keep`, [rows, vocab] (0: all; n: the last n; a tensor: these
+        indices)."""
         out = self.model(
             input_ids=ids,
             position_ids=positions,

@@ -78,8 +78,8 @@ class Reach:
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
-        """Return the slots that the fed tokens of a layout attend to. `window`: the sliding window,
-        or None."""
+        """Return the slots that a layout's fed tokens attend to. `window`: the sliding window, or
+        None."""
         before, held, start = len(layout.missing), layout.held, layout.base + len(layout.missing)
         lengths = layout.positions()[held:] + 1
         first = np.zeros((2, len(lengths)), dtype=np.int64)
@@ -216,8 +216,7 @@ def is_sliding(layer: int, info: ModelInfo) -> bool:
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
-    """Return the mask that transformers makes for `sdpa`; None in exact calls, which use a
-    `Reach`."""
+    """Return transformers' mask for `sdpa`; None in exact calls, which use a `Reach`."""
     return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
@@ -325,7 +324,7 @@ class Operators(TorchDispatchMode):
         self.found: dict[str, str] = {}
 
     def refuses(self, func, args: tuple) -> bool:
-        """Return whether the result of an operator for one row may round differently if other rows
+        """Return whether an operator's result for one row may round differently if other rows
         change."""
         operator = func._schema.name.split("::")[-1]
         sums = operator in self.SUMS or "scaled_dot" in operator or "grouped_mm" in operator

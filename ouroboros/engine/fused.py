@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class DecoderLayer(NamedTuple):
-    """The modules of one decoder layer, in the order of their use; None for a norm that the model
-    lacks."""
+    """The modules of a decoder layer, in the order of their use; None for a norm that it lacks."""
 
     input_layernorm: Any
     q_proj: Any
@@ -104,8 +103,7 @@ class Fused(Eager):
 
     @property
     def stale(self) -> bool:
-        """Whether weights, modules, hooks or modules' attributes have changed since the model was
-        packed."""
+        """Whether weights, modules, hooks or modules' attributes have changed since packing."""
         return self._replaced() or self._altered()
 
     def _replaced(self) -> bool:
@@ -224,8 +222,8 @@ class Fused(Eager):
         return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rotary cosines and sines of `positions` [n], [n, width] each. They come from a
-        table that is extended `ANGLES` positions at a time, so they are bitwise identical in every
+        """Return the rotary cosines and sines of `positions` [n], [n, width] each, from a table
+        that grows by `ANGLES` positions at a time, so that they are bitwise identical in every
         call."""
         if (last := int(positions.max())) >= len(self.cos):
             like, pieces = torch.empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
@@ -239,8 +237,7 @@ class Fused(Eager):
 
 class FewRows:
     """Runs the whole model in one kernel call, for up to `MOST` rows. `table` [layers, fields] has
-    the addresses of each layer's weights and biases; None if the kernel cannot multiply the
-    weights."""
+    the addresses of weights and biases by layer; None if the kernel cannot multiply the weights."""
 
     def __init__(self, engine: Fused) -> None:
         self.engine = engine
@@ -352,8 +349,7 @@ def is_hooked(model: nn.Module) -> bool:
 
 
 def _bias(*layers: Any) -> torch.Tensor | None:
-    """Return the concatenated biases of `layers`, with zeros for a layer without one; None if no
-    layer has one."""
+    """Return the concatenated biases of `layers`, zeros where one is missing; None if all are."""
     biases = [layer._parameters["bias"] for layer in layers]
     if all(own is None for own in biases):
         return None

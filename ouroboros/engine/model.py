@@ -36,8 +36,7 @@ from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:
-    """Decorator: run a method in inference mode; raise `ValueError` if another thread is calling
-    the model."""
+    """Run a method in inference mode; raise `ValueError` if another thread is calling the model."""
 
     @wraps(call)
     def claimed(self, *args):
@@ -122,8 +121,8 @@ class CachedModel(TreeModel):
 
     @property
     def outdated(self) -> bool:
-        """Whether the model was wrapped with `exact=True` and has changed since it was packed. Then
-        call `prepack`."""
+        """Whether a model wrapped with `exact=True` has changed since it was packed; then call
+        `prepack`."""
         engine = self.engine
         changed = engine if isinstance(engine, Fused | ExactStatic) else self.packed
         return self._demanded and changed.stale
@@ -323,8 +322,8 @@ class CachedModel(TreeModel):
         return self._together or None
 
     def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return the `Layout` of the next call: uncached tokens of the sequence, then the tree, of
-        which the first nodes may be cached. Forget cached tokens after the prefix shared with
+        """Return the `Layout` of the next call: uncached tokens of the sequence, then the tree,
+        whose first nodes may be cached. Forget cached tokens after the prefix shared with
         `tokens`."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)

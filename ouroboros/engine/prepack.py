@@ -156,9 +156,9 @@ class JoinedProduct:
         self.last: tuple = (lambda: None), None, {}
 
     def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-        """Return the output of `layer` for `input`, [..., out]. The product is computed again if
-        `input` is another tensor than before or was written to, or if the layer has taken its
-        columns already."""
+        """Return the output of `layer` for `input`, [..., out]. Compute the product again if
+        `input` is another tensor or was written to, or if the layer has taken its columns
+        already."""
         of, before, parts = self.last  # read once: another thread may replace it
         found = None
         if id(layer) in parts and of() is input and _is_unwritten(input, before):
@@ -241,8 +241,7 @@ class PackedWeights:
             )
 
     def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Forward pre-hook of the model: compare a few elements of each weight when a sequence
-        begins."""
+        """Forward pre-hook of the model: `check` some elements when a sequence begins."""
         cache = kwargs.get("past_key_values")
         if cache is None or not cache.get_seq_length():
             self.check(closely=False)

@@ -89,8 +89,8 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 def weight_addresses(model: torch.nn.Module) -> list[tuple]:
     """Return (address, device, dtype) of each weight and buffer. Captured graphs contain the
-    addresses, so graphs are invalid if these change. Tensors without storage have their id as
-    address."""
+    addresses, so they are invalid if these change. The address of a tensor without storage is its
+    id."""
     found = []
     for weight in (*model.parameters(), *model.buffers()):
         try:
@@ -103,7 +103,7 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights: for each module, its class, the id
-    of its `forward` if that was replaced (else of None), and its plain attributes, such as an
+    of its `forward` if that was replaced (else of None), and plain attributes, such as an
     epsilon."""
     return [
         (
@@ -141,8 +141,7 @@ def model_state(model: torch.nn.Module) -> tuple:
 
 
 def window_of(model: Any) -> int | None:
-    """Return the sliding window in a model's config, which transformers' masks follow; None without
-    one."""
+    """Return the sliding window in a model's config, which its masks follow; None without one."""
     return getattr(model.config.get_text_config(), "sliding_window", None)
 
 

@@ -32,8 +32,8 @@ ROTARY = "choose a model with rotary or learned positions"
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return the `ModelInfo` of a model. Raises `ValueError` with the reason if the model cannot
-    score trees."""
+    """Return the `ModelInfo` of a model. Raises `ValueError` with the reason if it cannot score
+    trees."""
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")

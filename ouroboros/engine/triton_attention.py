@@ -56,7 +56,7 @@ def block_tokens(heads: int, kv_heads: int) -> int:
 
 
 def most_blocks(tokens: int, most: int) -> int:
-    """Return how many blocks, of up to `most` tokens each, a captured joint call of `tokens` tokens
+    """Return how many blocks, of up to `most` tokens, a captured joint call of `tokens` tokens
     has."""
     return min(tokens, tokens // most + SEQUENCES + 1)
 

@@ -52,8 +52,7 @@ def product(
 ) -> torch.Tensor:
     """Return `x` [..., depth] times the transposed `weight` [outputs, depth], plus `bias` [outputs]
     if given: [..., outputs] in x's dtype. The weight is int8 with a `scale` for each output, or has
-    x's dtype. On a GPU, uses the fastest kernel for up to `MOST` rows; otherwise torch
-    (`plain`)."""
+    x's dtype. A GPU uses the fastest kernel for up to `MOST` rows, otherwise torch (`plain`)."""
     rows = x.numel() // x.shape[-1]
     if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
         return plain(x, weight, scale, bias)

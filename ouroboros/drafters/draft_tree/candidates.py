@@ -133,8 +133,7 @@ def _count(s, m, token, length, kind, weight):
 
 @jit
 def _mix_shares(s):
-    """Compute the candidates' shares from their weights, by the PPM mixture of the module's
-    docstring."""
+    """Compute the candidates' shares from their weights, by the PPM mixture (see the module)."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):

@@ -83,8 +83,7 @@ def _add_possible_node(s, size, reach, present):
 
 @jit
 def _list_tree(s):
-    """Write the probabilities with which the tree's nodes are reached to `likely`, largest
-    first."""
+    """Write the probabilities with which the tree's nodes are reached to `likely`, descending."""
     for place in range(s.tree_size):
         s.likely[place] = s.reach[s.order[place]]
         s.present[place] = 1.0
@@ -178,7 +177,7 @@ def make_node(s, m, token, parent):
 
 @jit
 def _push_children(s, heap, ticks, node):
-    """Push a node's children onto the heap, numbered from `ticks` on to break ties; return the next
+    """Push a node's children onto the heap, numbered from `ticks` to break ties; return the next
     number."""
     if s.depth[node] < s.max_depth:
         for j in range(s.children[node]):
@@ -318,8 +317,7 @@ def propose(states, size):
 
 
 def reset_rates(s) -> None:
-    """Reset everything learned to its prior: hit rates, tokens per cost, and trust in the
-    estimates."""
+    """Reset everything learned to its prior: hit rates, tokens per cost, trust in the estimates."""
     s.tokens, s.cost = RATE * COST, COST
     s.phrase_hits, s.phrase_trials = PHRASE_HITS * TRIALS, TRIALS
     s.draft_hits, s.draft_trials = DRAFT_HITS * TRIALS, TRIALS

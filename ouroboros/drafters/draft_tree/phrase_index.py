@@ -78,9 +78,8 @@ def _common_suffix(s, m, a, b):
 
 @jit
 def _add_occurrence(s, m, node, position, pointer):
-    """Add an occurrence of a node's token at `position`, with its match length. The parent's
-    occurrences are searched from index `pointer` on; return the index at which the next search
-    starts."""
+    """Add an occurrence of a node's token at `position`, with its match length. Search the parent's
+    occurrences from index `pointer` on; return where the next search starts."""
     count = s.occurrences[node]
     length = 0
     if node == 0:

@@ -163,12 +163,12 @@ class ShardedModel(CachedModel):
     def gather(
         self, rows: Callable[[TokenTree], ArrayLike], dtype: np.dtype, tree: TokenTree
     ) -> np.ndarray:
-        """Return one row for each logit node of the tree, [logit nodes] of `dtype`, gathered from
-        all ranks.
+        """Return a row for each logit node of the tree, [logit nodes] of `dtype`, gathered from all
+        ranks.
 
         `rows` takes this rank's subtree and returns its rows. A failed rank raises its own error;
-        the others raise a `RuntimeError` that names the rank, or `RankLost` if a rank scores
-        another tree.
+        the others raise a `RuntimeError` that names it, or `RankLost` if a rank scores another
+        tree.
         """
         parts, own = self.resident.parts, self.part
         table = np.zeros(max(len(part.owned) for part in parts), dtype=dtype)
