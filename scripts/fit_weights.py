@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from scipy.special import expit, xlogy
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Surface
@@ -44,7 +43,10 @@ from ouroboros.select import Sampler, TokenSelector, argmax
 
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""
+DEVELOPMENT = str(FOLDER / "task" / "development.jsonl")
+TEMPERATURES, MAX_NEW = (0.0, 0.4, 0.8), 96
 HELD_OUT = 5
+ROUNDS = 2
 PENALTY = 1e-4  # L2 penalty added to the log loss, on the weights of standardised features
 
 
@@ -126,49 +128,39 @@ def with_weight_noise(draft: CachedModel, noise: float) -> CachedModel:
 def calibrate(
     target: CachedModel,
     draft: CachedModel,
-    texts: Mapping[str, Sequence[Sequence[int]]],
+    prompts: Sequence[Sequence[int]],
     *,
-    temperatures: Sequence[float],
-    max_new: int = 96,
-    eos: Sequence[int] = (),
-    rounds: int = 2,
     noise: Sequence[float] = (0.0,),
+    eos: Sequence[int] = (),
     pair: str = "",
 ) -> Weights:
-    """Decode development prompts with the drafter, and return weights fitted on these runs.
+    """Decode development prompts (token ids) with the drafter, and return weights fitted on these
+    runs; `pair` describes the models.
 
-    `texts` maps a name to prompts as token ids; `pair` describes the models. The first round
-    decodes with the shipped weights, each later round with the weights of the previous round. Each
-    noise level in `noise` adds runs with a draft model made worse by `with_weight_noise`; the
-    shipped weights were fitted at several levels, to suit good and bad drafts. Exits for
-    fewer than HELD_OUT prompts.
+    The first round decodes with the shipped weights, each later round with the weights of the
+    previous round. Each noise level in `noise` adds runs with a draft model made worse by
+    `with_weight_noise`; the shipped weights were fitted at several levels, to suit good and bad
+    drafts. Exits for fewer than HELD_OUT prompts.
     """
-    prompts = [prompt for group in texts.values() for prompt in group]
     if len(prompts) < HELD_OUT:
         raise SystemExit(f"{len(prompts)} prompts are too few: give {HELD_OUT} or more")
     weights, drafts = Weights.load(), [with_weight_noise(draft, level) for level in noise]
-    about: dict[str, object] = {}
-    for _ in range(rounds):
+    about = {"pair": pair, "prompts": len(prompts), "noise": list(noise)}
+    about |= {"temperatures": list(TEMPERATURES), "max_new": MAX_NEW}
+    for _ in range(ROUNDS):
         fitted, held_out = RecordingGrower(weights), RecordingGrower(weights)
         for number, prompt in enumerate(prompts):
-            for model, temperature in product(drafts, temperatures):
+            for model, temperature in product(drafts, TEMPERATURES):
                 drafter = Ouroboros(model, costs=CHEAP_DRAFT, weights=weights, guard=False)
                 drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
                 choose: TokenSelector = argmax
                 if temperature > 0:
                     choose = Sampler(temperature=temperature, seed=number)
-                decode(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+                decode(target, drafter, prompt, max_new=MAX_NEW, eos=eos, choose=choose)
         index = fit(np.array(fitted.phrase_rows), weights.index)
         both = fit(np.array(fitted.draft_rows), weights.draft)
-        about = {
-            "pair": pair,
-            "prompts": {name: len(group) for name, group in texts.items()},
-            "temperatures": list(temperatures),
-            "max_new": max_new,
-            "noise": list(noise),
-            "index": quality(np.array(held_out.phrase_rows), index),
-            "draft": quality(np.array(held_out.draft_rows), both),
-        }
+        about["index"] = quality(np.array(held_out.phrase_rows), index)
+        about["draft"] = quality(np.array(held_out.draft_rows), both)
         weights = Weights(tuple(map(float, index)), tuple(map(float, both)), about)
     return weights
 
@@ -180,11 +172,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("out", type=Path, help="the file to write")
-    development = str(FOLDER / "task" / "development.jsonl")
-    add("--prompts", nargs="+", default=[development], help="JSONL (default: development text)")
-    add("--limit", type=int, help="prompts per file (default: all)")
-    add("--max-new", type=int, default=96)
-    add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
+    add("--prompts", default=DEVELOPMENT, help="JSONL (default: development text)")
     noise = "noise levels added to the draft's weights (shipped: 0 0.12 0.2)"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")
@@ -192,20 +180,10 @@ def main(words: Sequence[str] | None = None) -> None:
     config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *options.overrides]))
     torch.set_num_threads(config.threads or torch.get_num_threads())
     target, draft = load_pair(config.model, with_draft=True).models
-    tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in options.prompts}
-    weights = calibrate(
-        target,
-        draft,
-        {
-            name: [target.tokenizer(one.prompt).input_ids for one in task.load()[: options.limit]]
-            for name, task in tasks.items()
-        },
-        temperatures=options.temperatures,
-        max_new=options.max_new,
-        noise=options.noise,
-        eos=sorted(eos_ids(target)),
-        pair=f"{config.model.name}, {config.model.dtype}",
-    )
+    examples = Prompts(path=options.prompts).load()
+    prompts = [target.tokenizer(example.prompt).input_ids for example in examples]
+    pair, eos = f"{config.model.name}, {config.model.dtype}", sorted(eos_ids(target))
+    weights = calibrate(target, draft, prompts, noise=options.noise, eos=eos, pair=pair)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     weights.save(options.out)
     for view in ("index", "draft"):

@@ -49,10 +49,9 @@ def carry(has: Collection[str]) -> None:
     for name in carried(has):
         collect(name, version(name), FOLDER)
     sizes = travelling(Path.cwd())
-    for part, size in sizes.most_common():
-        print(f"{size / 2**20:8.2f} MiB  {part}")
     total = sizes.total()
-    print(f"{total / 2**20:8.2f} MiB  in all")
+    for part, size in [*sizes.most_common(), ("in all", total)]:
+        print(f"{size / 2**20:8.2f} MiB  {part}")
     if total > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES >> 20} MiB would travel: leave the largest out")
 
@@ -87,22 +86,22 @@ def collect(name: str, wanted: str, out: Path) -> None:
         return
     place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))
     exact = ("--quiet", "--no-deps", f"{name}=={wanted}")
-    there = pip("download", "--only-binary=:all:", *place, "--dest", str(out), *exact)
-    if not there.returncode:
+    if pip("download", "--only-binary=:all:", *place, "--dest", str(out), *exact) is None:
         return
     with tempfile.TemporaryDirectory() as built:
-        made = pip("wheel", "--wheel-dir", built, *exact)
+        failed = pip("wheel", "--wheel-dir", built, *exact)
         pure = next(Path(built).glob("*-none-any.whl"), None)
         if pure is None:
-            said = (made.stderr.strip() or there.stderr.strip() or "it is not pure").splitlines()
-            raise ValueError(f"no wheel of {name} {wanted} for Python {PYTHON}: {said[-1]}")
+            reason = failed or "it is not pure"
+            raise ValueError(f"no wheel of {name} {wanted} for Python {PYTHON}: {reason}")
         (out / pure.name).write_bytes(pure.read_bytes())
 
 
-def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pip."""
+def pip(*arguments: str) -> str | None:
+    """Run pip; return the last line of its error, None if it succeeds."""
     command = [sys.executable, "-m", "pip", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
 def travelling(checkout: Path) -> Counter[str]:

@@ -101,13 +101,11 @@ def test_what_is_there_is_not_carried_and_what_it_needs_is():
 
 
 def test_a_wheel_is_the_indexs_else_built_and_pure(tmp_path, monkeypatch):
-    class Done:
-        returncode, stderr = 1, "ERROR: No matching distribution\n"
-
     def pip(verb, *rest):
         if verb == "wheel" and "pure==1" in rest:
             (tmp_path.__class__(rest[1]) / "pure-1-py3-none-any.whl").write_bytes(b"x")
-        return Done
+            return None
+        return "ERROR: No matching distribution"
 
     monkeypatch.setattr(carry, "pip", pip)
     collect("pure", "1", tmp_path)

@@ -3,6 +3,7 @@
 import copy
 import json
 
+import fit_weights
 import pytest
 import torch
 from fit_weights import calibrate, main, with_weight_noise
@@ -30,27 +31,29 @@ def test_a_disturbed_draft_is_another_and_always_the_same(pair):
     assert with_weight_noise(draft, 0.0) is draft
 
 
-def test_weights_are_fitted_on_runs_of_the_pair(pair):
+def test_weights_are_fitted_on_runs_of_the_pair(pair, monkeypatch):
+    for name, value in (("TEMPERATURES", (0.0, 0.8)), ("MAX_NEW", 12), ("ROUNDS", 1)):
+        monkeypatch.setattr(fit_weights, name, value)
     prompts = [prompt_of(8, seed) for seed in range(6)]
-    about = {"temperatures": (0.0, 0.8), "max_new": 12, "rounds": 1, "pair": "tiny"}
-    made = calibrate(*pair, {"letters": prompts}, **about)
-    again = calibrate(*pair, {"letters": prompts}, **about)
+    made = calibrate(*pair, prompts, pair="tiny")
+    again = calibrate(*pair, prompts, pair="tiny")
     assert made == again != Weights.load()
     assert made.index[-1] == Weights.load().index[-1], "no text was an earlier one"
     for part in ("index", "draft"):
         found = made.about[part]
         assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
-    assert made.about["prompts"] == {"letters": 6} and made.about["pair"] == "tiny"
-    worse = calibrate(*pair, {"letters": prompts}, noise=[0.0, 0.5], **about)
+    assert made.about["prompts"] == 6 and made.about["pair"] == "tiny"
+    worse = calibrate(*pair, prompts, noise=[0.0, 0.5])
     assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]
     with pytest.raises(SystemExit, match="3 prompts are too few"):
-        calibrate(*pair, {"letters": prompts[:3]}, **about)
+        calibrate(*pair, prompts[:3])
 
 
-def test_the_script_writes_weights_and_their_quality(tmp_path, capsys):
+def test_the_script_writes_weights_and_their_quality(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fit_weights, "TEMPERATURES", (0.0,))
+    monkeypatch.setattr(fit_weights, "MAX_NEW", 12)
     prompts, out = tmp_path / "mine.jsonl", tmp_path / "new" / "w.json"
     prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
-    words = [str(out), "--prompts", str(prompts), "--max-new", "12", "--temperatures", "0"]
-    main([*words, "--overrides", "model.standin=null", "threads=1"])
+    main([str(out), "--prompts", str(prompts), "--overrides", "model.standin=null", "threads=1"])
     assert "log_loss" in capsys.readouterr().out
-    assert Weights.load(out).about["prompts"] == {"mine": 5}
+    assert Weights.load(out).about["prompts"] == 5
