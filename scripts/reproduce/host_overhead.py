@@ -15,21 +15,19 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from tabulate import tabulate
 
 import ouroboros
 from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.cli.common import composed
 from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
-from ouroboros.decoder_factory import decoder_factories
-from ouroboros.engine.model import CachedModel
+from ouroboros.decoder_factory import decoder_config, decoder_factories
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -48,9 +46,7 @@ class Script(TokenSelector):
     """
 
     def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
-        self.text = list(text)
-        self.shares = [1.0] * len(self.text) if shares is None else list(shares)
-        self.spent_s = 0.0
+        self.text, self.shares, self.spent_s = text, shares or [1.0] * len(text), 0.0
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return self.ranked(logits, tokens, tree, 1).ids[:, 0].tolist()
@@ -67,15 +63,11 @@ class Script(TokenSelector):
         self.spent_s += time.perf_counter() - started
         return found
 
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise NotImplementedError("a script knows no scores")
 
-
-def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
+def draft_script(text: Sequence[int], agreement: float) -> Script:
     """Return the script of a draft that is right at a share `agreement` of positions, and more
     confident there."""
-    draw = random.Random(seed)
-    tokens, shares = [], []
+    draw, tokens, shares = random.Random(0), [], []
     for token in text:
         right = draw.random() < agreement
         tokens.append(token if right else token + 1)
@@ -110,21 +102,20 @@ def host_overhead() -> None:
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)
     script, drafting = Script(text), draft_script(text, AGREEMENT)
-    draft = cast(CachedModel, ScriptedModel())
-    configs = composed([f"decoder=[{','.join(DECODERS)}]"])["decoder"]
-    factories: Any = decoder_factories(configs, draft, load_costs(UNTIMED), guard=False).items()
+    draft: Any = ScriptedModel()
+    configs = {name: decoder_config(name) for name in DECODERS}
+    drafters: Any = decoder_factories(configs, draft, load_costs(UNTIMED), guard=False)
     rows = []
-    for (name, make), context in product(factories, CONTEXTS):
-        repeats = [
-            list(host_steps(make(), script, drafting, prompt=context, max_new=TOKENS))
-            for _ in range(REPEATS)
-        ]
-        seconds = min(sum(step[0] for step in found) for found in repeats)
-        steps, (calls, new) = len(repeats[-1]), (sum(s[at] for s in repeats[-1]) for at in (1, 2))
-        row = {"decoder": name, "context": context, "ms_per_step": 1e3 * seconds / steps}
-        row["ms_per_call"] = 1e3 * seconds / (steps + calls)
-        rows.append({**row, "draft_calls_per_step": calls / steps, "new_per_step": new / steps})
-    print(tabulate(rows, headers="keys", floatfmt=".3f"))
+    for (name, make), context in product(drafters.items(), CONTEXTS):
+        times = []
+        for _ in range(REPEATS):
+            steps = host_steps(make(), script, drafting, prompt=context, max_new=TOKENS)
+            seconds, calls, new = np.array([*steps], float).T
+            times.append(seconds.sum())
+        row = {"decoder": name, "context": context, "ms_per_step": 1e3 * min(times) / len(new)}
+        row["ms_per_call"] = 1e3 * min(times) / (len(new) + calls.sum())
+        rows.append({**row, "draft_calls_per_step": calls.mean(), "new_per_step": new.mean()})
+    print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".3f"))
     print(json.dumps(rows))
 
 
