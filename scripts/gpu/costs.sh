@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where the time goes: kernels of some calls, products, idle share, calls of 1 to 256 nodes after 512 to
+# Where the time goes: kernels of some calls, idle share, calls of 1 to 256 nodes after 512 to
 # 16k tokens, the same with what may make them faster (gains.txt: what does), and eagerly.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1

@@ -2,10 +2,9 @@
 
     python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
 
-OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, the milliseconds
-of each matrix product of a layer (with torch, with the fastest kernel, and with int8 weights; also
-printed), and the share of decoding time in which no graph is replayed. On a CPU there are no
-graphs: tables list operators, matrix products are not timed, and the idle share is null.
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls,
+and the share of decoding time in which no graph is replayed. On a CPU there are no graphs: tables
+list operators, and the idle share is null.
 """
 
 from __future__ import annotations
@@ -14,24 +13,17 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
-import pandas as pd
 import torch
 from shapes import load_shapes
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ouroboros import Ouroboros
 from ouroboros.costs.timing import copy_bandwidth, random_tree
 from ouroboros.decode import Drafter, RootOnly, decode
-from ouroboros.engine.compiled_layers import FUSED
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.triton_products import candidates, times_ms
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
@@ -39,10 +31,7 @@ CALLS = (("target", 1), ("target", 24), ("draft", 1), ("draft", 48))
 CONTEXT = 512
 PROMPT = 'def median(values):\n    """Return the median of a list of numbers."""\n'
 TOP = 24  # rows of a table
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # row counts of matrix products
 TIMES = 3  # profiled calls
-
-Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def kernel_table(model: CachedModel, nodes: int) -> dict:
@@ -74,67 +63,30 @@ def kernel_table(model: CachedModel, nodes: int) -> dict:
     return {"nodes": nodes, "call_ms": call_ms, "kernels_ms": kernels_ms, "rows": rows[:TOP]}
 
 
-def product_table(model: CachedModel, rows: Sequence[int]) -> list[dict]:
-    """Time the matrix products of a layer (projections of the same input as one): return their
-    sizes, and milliseconds by implementation."""
-    layer = next(m for m in model.model.modules() if isinstance(m, nn.ModuleList))[0]
-    linears = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
-    sizes = {name.rpartition(".")[2]: own.weight.shape for name, own in linears.items()}
-    alone = ((name,) for name in sizes if not any(name in names for names in FUSED))
-    found = []
-    for names, count in product([*FUSED, *alone], rows):
-        outputs, depth = sum(sizes[name][0] for name in names), sizes[names[0]][1]
-        like: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
-        x, weight = torch.randn(1, count, depth, **like), torch.randn(outputs, depth, **like)
-        row = {"projections": "+".join(names), "outputs": outputs, "depth": depth, "rows": count}
-        for prefix, operands in (
-            ("", (weight,)),
-            ("int8 ", (weight.char(), weight[:, 0].contiguous())),
-        ):
-            ms = times_ms(candidates(x, *operands)) if x.is_cuda else {"torch": 0.0}
-            best = min(ms, key=lambda name: ms[name])
-            row |= {f"{prefix}torch ms": ms.get("torch"), f"{prefix}best": best}
-            row |= {f"{prefix}best ms": ms[best]}
-        found.append(row)
-    return found
-
-
 def idle_share(
-    target: CachedModel, make: Callable[[], Drafter], prompt: list[int], *, max_new: int
+    target: CachedModel, drafter: Drafter, prompt: list[int], *, max_new: int
 ) -> float | None:
     """Return the idle share of the GPU while a text is decoded, after its first tokens: the share
     of time in which neither model replays a graph. None without graphs."""
     if target.device.type != "cuda":
         return None
-    drafter = make()
-    begun = decode(target, drafter, prompt, max_new=8)
-    torch.cuda.synchronize(target.device)
-    with replays() as spans:
-        started = time.perf_counter()
-        decode(target, drafter, begun.tokens, max_new=max_new)
-        torch.cuda.synchronize(target.device)
-        wall_ms = 1e3 * (time.perf_counter() - started)
-    return 1 - sum(first.elapsed_time(last) for first, last in spans) / wall_ms if spans else None
+    replay, spans = torch.cuda.CUDAGraph.replay, []
 
-
-@contextmanager
-def replays() -> Iterator[list[Span]]:
-    """Context manager: record CUDA events before and after every graph replay."""
-    spans: list[Span] = []
-    replay = torch.cuda.CUDAGraph.replay
-
-    def recorded(graph: torch.cuda.CUDAGraph) -> None:
+    def timed(graph: torch.cuda.CUDAGraph) -> None:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         replay(graph)
         last.record()
         spans.append((first, last))
 
-    torch.cuda.CUDAGraph.replay = recorded  # type: ignore[method-assign, assignment]
-    try:
-        yield spans
-    finally:
-        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    begun = decode(target, drafter, prompt, max_new=8)
+    torch.cuda.synchronize(target.device)
+    with patch.object(torch.cuda.CUDAGraph, "replay", timed):
+        started = time.perf_counter()
+        decode(target, drafter, begun.tokens, max_new=max_new)
+        torch.cuda.synchronize(target.device)
+        wall_ms = 1e3 * (time.perf_counter() - started)
+    return 1 - sum(first.elapsed_time(last) for first, last in spans) / wall_ms if spans else None
 
 
 def main() -> None:
@@ -148,23 +100,16 @@ def main() -> None:
     pair = load_shapes(args.shapes, small=args.small)
     models = dict(zip(("target", "draft"), pair.models, strict=True))
     prompt = pair.target.tokenizer(PROMPT).input_ids
-    drafters: dict[str, Callable[[], Drafter]] = {
-        "greedy": RootOnly,
-        "ouroboros": lambda: Ouroboros(models["draft"]),
-    }
+    drafters = {"greedy": RootOnly(), "ouroboros": Ouroboros(models["draft"])}
     max_new = 16 if args.small else 256
     found = {
         "copy_gb_per_s": copy_bandwidth(pair.target.device) / 1e9,
         "idle_share": {
-            name: idle_share(pair.target, make, prompt, max_new=max_new)
-            for name, make in drafters.items()
+            name: idle_share(pair.target, drafter, prompt, max_new=max_new)
+            for name, drafter in drafters.items()
         },
         "calls": {f"{role} {nodes}": kernel_table(models[role], nodes) for role, nodes in CALLS},
     }
-    products = {r: product_table(m, ROWS[: 2 if args.small else None]) for r, m in models.items()}
-    for table in products.values():
-        print(pd.DataFrame(table).to_markdown(index=False, floatfmt=".4f"))
-    found["products"] = products
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "kernel_times.json").write_text(json.dumps(found, indent=1))
 

@@ -60,16 +60,8 @@ def measured_errors(
         raise ValueError(
             f"too few positions (none of rank {lacking}, 0: none of the choices): give more prompts"
         )
-    shares_of = {
-        "agreement": right.mean(),
-        "agreement_at_repeats": agreed[True],
-        "agreement_elsewhere": agreed[False],
-        "repeats": found["repeats"].mean(),
-        "mean_first_where_right": found.loc[right, "share 1"].mean(),
-        "mean_first_where_wrong": found.loc[~right, "share 1"].mean(),
-    }
     known = {**about, "prompts": len(prompts), "places": len(found)}
-    known |= {name: round(float(share), 4) for name, share in shares_of.items()}
+    known["agreement"] = round(float(right.mean()), 4)
     kept_rows: dict = {}
     for key, of_rank in found.sort_values(SHARES, ascending=False).groupby("rank"):
         own = of_rank[SHARES]

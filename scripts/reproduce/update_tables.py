@@ -112,11 +112,8 @@ def update(page: Path, root: Path, *, write: bool) -> int:
         text = text.replace(found[0], new)
         if new != found[0] and not write:
             wrong += 1
-            print(
-                f"error: {page.name}: the table <!-- results: {found[1]} --> is not what the "
-                "folder gives: run make tables",
-                file=sys.stderr,
-            )
+            reason = "is not what the folder gives: run make tables"
+            print(f"error: {page.name}: results: {found[1]} {reason}", file=sys.stderr)
         for path in behind(found[1], root):
             if why := stale(path):
                 stage = Path(*path.relative_to(root).parts[:2]).as_posix()
@@ -155,8 +152,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    default = "default: README.md and docs/**/*.md"
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=default)
     parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
     parser.add_argument("--begin", type=Path, metavar="FOLDER", help="prepare a results folder")
     args = parser.parse_args(words)
@@ -166,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> int:
     root = Path.cwd()
     if not args.check:
         pack(root / "results")
-    pages = args.pages or [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     return int(sum([update(page, root, write=not args.check) for page in pages]) > 0)
 
 
