@@ -14,8 +14,8 @@ the fit; the quality in `Weights.about` is measured on held-out prompts only.
 
 from __future__ import annotations
 
-import argparse
 import copy
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -167,9 +167,7 @@ def calibrate(
 
 def main(words: Sequence[str] | None = None) -> None:
     """Fit the weights and print how well they predict."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("out", type=Path, help="the file to write")
     add("--prompts", default=DEVELOPMENT, help="JSONL (default: development text)")

@@ -12,7 +12,8 @@ report timings as a stand-in's, never under the large model's name.
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,31 +28,24 @@ CARD = """# Stand-in of shape {shape}
 Computes the function of `{core}` at the memory traffic of {shape}: made by
 `scripts/save_standin.py`, for timing only. It is not the model whose shape it has.
 """
-LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 
 
-def save_standin(args: argparse.Namespace) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Build and save the stand-in. Raises `ValueError` if the folder is in use."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    core = "the small model: folder, hub id, reference/target or reference/draft (%(default)s)"
+    add("--core", default="reference/target", help=core)
+    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
+    add("--out", required=True, type=Path, help="a new folder")
+    add("--gguf", type=Path, help="also write this file for llama.cpp")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    args = parser.parse_args(words)
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ValueError(f"{args.out} is not an empty folder: name another one")
-    config, dtype = shape(args.shape), getattr(torch, args.dtype)
-    core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
-    model = embed(core, config, device="cpu", dtype=dtype)
+    dtype = getattr(torch, args.dtype)
+    core_model = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
+    model = embed(core_model, shape(args.shape), device="cpu", dtype=dtype)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(model_path(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
@@ -85,13 +79,11 @@ def write_gguf(model: PreTrainedModel, out: Path) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        target = OUTER.get(name)
-        if target is None:
-            _, _, layer, *part = name.removesuffix(".weight").split(".")
-            target = f"blk.{layer}.{LAYER['.'.join(part)]}.weight"
+        target = names.get_name(name, try_suffixes=(".weight",))
         for key, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
             if key in target:  # rotary: llama.cpp pairs neighbours, transformers pairs halves
                 halves = weight.view(count, 2, -1, weight.shape[-1])
@@ -106,22 +98,8 @@ def write_gguf(model: PreTrainedModel, out: Path) -> None:
     print(f"{out}: {out.stat().st_size / 1e6:.0f} MB")
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    core = "the small model: folder, hub id, reference/target or reference/draft (%(default)s)"
-    add("--core", default="reference/target", help=core)
-    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
-    add("--out", required=True, type=Path, help="a new folder")
-    add("--gguf", type=Path, help="also write this file for llama.cpp")
-    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    return parser
-
-
 if __name__ == "__main__":
     try:
-        save_standin(parser().parse_args())
+        main()
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error

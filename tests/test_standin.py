@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
-from pathlib import Path
 
 import pytest
 import save_standin as command
@@ -192,20 +190,16 @@ def test_named_shapes():
     assert shape("yi-34b@54").num_hidden_layers == 54
 
 
-def arguments(core: Path, out: Path) -> argparse.Namespace:
-    words = ["--core", str(core), "--out", str(out), "--shape", "yi-34b", "--dtype", "float32"]
-    return command.parser().parse_args(words)
-
-
 def test_script_saves_a_standin_with_its_tokenizer(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "shape", lambda name: config(LARGE))
     core, out = tmp_path / "core", tmp_path / "a" / "out"
     make_core().save_pretrained(core)
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(core)
-    command.save_standin(arguments(core, out))
+    given = ["--core", str(core), "--out", str(out), "--shape", "yi-34b", "--dtype", "float32"]
+    command.main(given)
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert_same_function(AutoModelForCausalLM.from_pretrained(core), loaded)
     assert PreTrainedTokenizerFast.from_pretrained(out)("b").input_ids == [1]
     with pytest.raises(ValueError, match="not an empty folder"):
-        command.save_standin(arguments(core, out))
+        command.main(given)

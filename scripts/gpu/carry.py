@@ -11,11 +11,11 @@ build/gpu, and fails above 60 MiB; the transfer limit is 64.
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import requires, version
@@ -119,9 +119,7 @@ def travelling(checkout: Path) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--has", type=Path, help="a file with the machine's packages, one a line")
     args = parser.parse_args()
     names = args.has.read_text().split() if args.has else HAS

@@ -17,12 +17,12 @@ compared nothing fails.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -273,9 +273,7 @@ def equal(folder: Path) -> Check:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=("preflight", "correct", "lossless", "equal"))
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--shapes", nargs=2, help="of the target and the draft")

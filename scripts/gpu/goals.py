@@ -11,8 +11,8 @@ models fell back to slow calls; speedups over greedy only if its text repeats li
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -142,9 +142,7 @@ def lead(others: Samples, ours: Samples, *amount: str) -> float | None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--rehearsal", action="store_true", help="judge nothing")
     args = parser.parse_args(words)

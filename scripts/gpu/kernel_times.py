@@ -9,10 +9,10 @@ list operators, and the idle share is null.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -90,9 +90,7 @@ def idle_share(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shapes", nargs=2, required=True, help="of the target and the draft")
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")

@@ -8,7 +8,7 @@ separately (without --costs, the run's costs). It does not use the decoder's cou
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,7 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Check the runs of a folder, print both tables and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a results folder, or a folder with some")
     parser.add_argument("--costs", help="epyc, flat or a file (default: the costs of each run)")
     parser.add_argument("--rates", help="an advice.json whose off-text rates are used")

@@ -14,8 +14,8 @@ Predictions after tokens that are not in the text were not recorded, so no decod
 
 from __future__ import annotations
 
-import argparse
 import math
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -84,9 +84,7 @@ REAL_GROUPS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("recording", type=Path, help="a results folder with greedy in it, or JSONL of texts")
     add("--out", type=Path, required=True, help="where results go")

@@ -16,7 +16,6 @@ has machine, date and commit of the measurements. If the code has changed since,
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 import json
@@ -24,6 +23,7 @@ import os
 import re
 import shutil
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -149,9 +149,7 @@ def pack(results: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
     parser.add_argument("--begin", type=Path, metavar="FOLDER", help="prepare a results folder")
     args = parser.parse_args(words)
