@@ -39,7 +39,7 @@ ROUNDS = 7  # timed calls of each size
 
 
 def floor_call(size: int) -> Callable[[int], float]:
-    """Return a function that times reading `size` bytes, in seconds."""
+    """Return a function that measures the seconds to read `size` bytes; it ignores its argument."""
     data = torch.ones(1 << 28)
     use_huge_pages(data.data_ptr(), data.nbytes)
 
@@ -52,7 +52,7 @@ def floor_call(size: int) -> Callable[[int], float]:
 
 
 def our_call(model: CachedModel) -> Callable[[int], float]:
-    """Return a function that times one call of `rows` rows, in seconds."""
+    """Return a function (rows) that measures the seconds of one call on a tree of `rows` nodes."""
     text = [int(token) for token in np.random.default_rng(0).integers(1, 5000, CONTEXT)]
     model.score(model.new_sequence(), text, TokenTree.chain(text[-1], ()))
 
@@ -70,7 +70,7 @@ def our_call(model: CachedModel) -> Callable[[int], float]:
 
 
 def llama_cpp_call(path: Path) -> Callable[[int], float]:
-    """Return a function that times one llama.cpp call of `rows` rows, in seconds."""
+    """Return a function (rows) that measures the seconds of one llama.cpp call on `rows` tokens."""
     from llama_cpp import Llama
 
     threads: dict = dict.fromkeys(("n_threads", "n_threads_batch"), torch.get_num_threads())
@@ -87,15 +87,16 @@ def llama_cpp_call(path: Path) -> Callable[[int], float]:
 
 
 def second(call: Callable[[int], float], rows: int) -> float:
-    """Make two calls and return the seconds of the second. During the pause the previous engine's
-    threads stop spinning; the first call wakes this engine's threads."""
+    """Pause, make two calls and return the seconds of the second. In the pause the previous
+    engine's threads stop spinning; the first call wakes this engine's."""
     time.sleep(0.01)
     call(rows)
     return call(rows)
 
 
 def measure(role: str, dtype: torch.dtype, scratch: Path) -> pd.Series:
-    """Return the median ms by engine and rows of one model."""
+    """Return the median ms per call of the stand-in of a role ("target" or "draft") in `dtype`,
+    indexed by rows and engine. `scratch` is a folder for the GGUF file."""
     core = LlamaForCausalLM.from_pretrained(model_path(f"reference/{role}"), dtype=torch.float32)
     model = embed(core, shape(SHAPES[role]), device="cpu", dtype=dtype)
     packed = CachedModel(copy.deepcopy(model), engine="eager")
@@ -120,7 +121,8 @@ def measure(role: str, dtype: torch.dtype, scratch: Path) -> pd.Series:
 
 
 def draw(times: pd.Series, title: str) -> Figure:
-    """Return a plot of ms by rows, one panel per model and dtype."""
+    """Return a plot of ms by rows, a panel per model and dtype and a line per engine; `times` is
+    indexed by model, dtype, rows and engine."""
     panels = list(times.groupby(["model", "dtype"], sort=False))
     figure = Figure(figsize=(9, 1.8 * len(panels)), layout="constrained")
     for axes, (name, part) in zip(figure.subplots(len(panels) // 2, 2).flat, panels, strict=True):

@@ -1,4 +1,5 @@
-r"""Save a stand-in: a small trained model inside a large model's shape, for timing.
+r"""Save a stand-in for timing: a small trained model (the core) embedded in a model with the layer
+sizes of a large one (its shape).
 
     python scripts/save_standin.py --shape cpu-target --out build/target --gguf build/target.gguf
     ouroboros bench "decoder=[greedy,ouroboros,llama_cpp]" model.target=build/target \
@@ -6,8 +7,8 @@ r"""Save a stand-in: a small trained model inside a large model's shape, for tim
 
 The folder holds an ordinary checkpoint and the core's tokenizer; --gguf also writes the same
 weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since a benchmark
-passes token ids. The stand-in computes the same as the core, with the large model's memory traffic:
-report timings as a stand-in's, never under the large model's name.
+passes token ids. The stand-in computes the same as the core, with the memory traffic of the large
+model: report timings as a stand-in's, never under the large model's name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Computes the function of `{core}` at the memory traffic of {shape}: made by
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Build and save the stand-in. Raises `ValueError` if the folder is in use."""
+    """Build and save the stand-in. Raises `ValueError` if the folder is not new or empty."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     core = "the small model: folder, hub id, reference/target or reference/draft (%(default)s)"
@@ -55,8 +56,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def write_gguf(model: PreTrainedModel, out: Path) -> None:
-    """Write a Llama model without biases as GGUF, matrices in its dtype, norms in float32, as
-    llama.cpp requires."""
+    """Write a Llama model without biases to the GGUF file `out`: matrices in its dtype, norms in
+    float32, as llama.cpp requires."""
     import gguf
 
     config = model.config

@@ -138,8 +138,9 @@ def attention_agrees(
     nodes: Sequence[int],
     slots: Sequence[int],
 ) -> Check:
-    """Compare our attention on random keys with float64. Its error may be `ATTENTION_RATIO` times
-    the error of torch's attention. On a GPU our kernel must be used."""
+    """Compare our attention on random inputs with torch's in float64, for all layouts, numbers of
+    nodes and of cache slots. Its largest error may be `ATTENTION_RATIO` times that of torch's
+    attention in `dtype`. On a GPU our kernel must be used."""
     ours, theirs, kernel, calls = 0.0, 0.0, 0, 0
     for (heads, kv_heads), count, length in product(layouts, nodes, slots):
         if length < count:
@@ -217,7 +218,8 @@ def served(models: Mapping[str, CachedModel]) -> Check:
 
 
 def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
-    """Check for each model the bandwidth floor / the time of a one-node call, on a GPU."""
+    """Check, on a GPU, that bandwidth floor / time of a one-node call reaches `FLOOR_SHARES` for
+    each model, after `context` tokens."""
     costs = Costs.measure_grid(
         list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
     )

@@ -36,7 +36,8 @@ Samples = Sequence[Sample]
 
 @dataclass(frozen=True)
 class Goal:
-    """A measured value and its bound, `at_least` or `below`. `passed` is None if not checked."""
+    """A measured value, `figure` (None: unavailable), and its bound, `at_least` or `below`; `note`
+    explains the value, and `passed` is None if the goal was not judged."""
 
     name: str
     figure: float | None
@@ -56,7 +57,8 @@ class Goal:
 def goals(
     samples: Samples, costs: Costs, *, judged: bool, idle: Mapping[str, float | None] | None = None
 ) -> list[Goal]:
-    """Return the goals for a run of all decoders; `idle` is the GPU's idle share by decoder."""
+    """Return the goals for a run of all decoders, compared with their bounds if `judged`; `idle` is
+    the GPU's idle share by decoder, if it was measured."""
     good: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.error:
@@ -90,7 +92,8 @@ def goals(
 
 
 def over_fastest(others: str, leads: Mapping[str, float | None], at_least: float) -> Goal:
-    """Return the goal for the lead over the fastest of the decoders `others`."""
+    """Return the goal for Ouroboros' lead over the fastest of some decoders; `leads` are by decoder
+    (None: unknown), and `others` names the group."""
     known = {decoder: value for decoder, value in leads.items() if value is not None}
     if not known:
         return Goal(f"ouroboros_over_{others}", None, at_least)
@@ -136,7 +139,7 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
 
 
 def lead(others: Samples, ours: Samples, *amount: str) -> float | None:
-    """Return the speedup of `ours` over `others`; None if unknown."""
+    """Return the speedup of `ours` over `others` (see `intervals.speedup`); None if unknown."""
     found = speedup(sample_frame(others), sample_frame(ours), *amount)
     return None if found is None else found.value
 

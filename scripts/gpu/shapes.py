@@ -1,4 +1,4 @@
-"""Choose stand-in shapes that fit this machine's memory, with fewer layers if necessary.
+"""Choose stand-in shapes (layer sizes) that fit this GPU's memory, with fewer layers if necessary.
 
     python scripts/gpu/shapes.py yi-34b yi-6b --context 2048
 
@@ -44,7 +44,7 @@ def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[s
 
 
 def load_shapes(shapes: Sequence[str], *, small: bool) -> Pair:
-    """Return the reference pair inside these shapes; `small` forces the GPU's engine on a CPU."""
+    """Return the reference pair as stand-ins of the shapes, with engine="static" if `small`."""
     spec = PairSpec(
         *("reference", "reference/target", "reference/draft", "bfloat16"),
         standin=dict(zip(ROLES, shapes, strict=True)),

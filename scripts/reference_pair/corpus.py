@@ -44,7 +44,7 @@ MATH_EXAMPLES = 8  # GSM8K examples per document
 
 @dataclass
 class Corpus:
-    """The sources to read and the vocabulary size."""
+    """The options of the step prepare: the sources to read, and the vocabulary size."""
 
     work: str = MISSING  # folder for files between the steps
     wheels: str = ""  # folder of wheels
@@ -56,7 +56,8 @@ class Corpus:
 
 
 def prepare(options: Corpus) -> None:
-    """Write tokenizer/, train.npy, heldout.json, functions.json and manifest.json."""
+    """Build the corpus; write tokenizer/, train.npy (the training stream of ids), heldout.json
+    (texts by kind), functions.json (of the training stream) and manifest.json (sources, sizes)."""
     wheels = sorted(Path(options.wheels).glob("*.whl")) if options.wheels else []
     sources = [stdlib(options.stdlib_files), *map(read_wheel, wheels)]
     texts = [row for _, files in sources for row in documents_of(files)]
@@ -83,8 +84,8 @@ def prepare(options: Corpus) -> None:
 
 
 def read_wheel(path: Path) -> Source:
-    """Return a wheel's name, version and licence, and its files as (name, text); no files if the
-    licence is not permissive."""
+    """Return a wheel's name, version and licence (a dict), and its files as (name, text); no files
+    if the licence is not permissive."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
@@ -103,7 +104,7 @@ def read_wheel(path: Path) -> Source:
 
 
 def stdlib(limit: int | None) -> Source:
-    """Return the standard library without its tests; at most `limit` files."""
+    """Return the standard library as `read_wheel` does, without tests; at most `limit` files."""
     version = ".".join(map(str, sys.version_info[:3]))
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "test", "tests", "lib2to3", "idlelib"}
@@ -113,7 +114,9 @@ def stdlib(limit: int | None) -> Source:
 
 
 def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text): each module, its functions, and prose."""
+    """Yield (kind, text) for files (name, text): a "function" for each of `functions_of` a .py file
+    and, unless it is a test, a "module"; "prose" for any other file. Files outside 200 to 200,000
+    characters, or with a line of more than 1000, are left out."""
     for name, text in files:
         if not 200 <= len(text) <= 200_000 or max(map(len, text.splitlines()), default=0) > 1000:
             continue
@@ -126,7 +129,8 @@ def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> Iterator[str]:
-    """Yield the short documented functions of a module, each dedented."""
+    """Yield the source of a module's documented functions and methods, dedented, without decorated
+    or longer ones; nothing if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -143,7 +147,8 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
 
 
 def math_documents(path: Path, *, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield documents of several worked GSM8K examples each, without calculator annotations."""
+    """Yield ("math", text) for documents of several worked GSM8K examples each, shuffled, without
+    calculator annotations."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     random.Random(seed).shuffle(rows)
     examples = []
@@ -184,8 +189,11 @@ def squeezed(text: str) -> str:
 def filtered(
     texts: Iterable[tuple[str, str]], benchmarks: Iterable[str]
 ) -> tuple[pd.DataFrame, dict]:
-    """Drop duplicates and documents (kind, text) that share a 13-gram with a benchmark; return the
-    rest, and their number by kind."""
+    """Drop duplicates and documents (kind, text) that share a 13-gram with a benchmark.
+
+    Returns a frame of the rest, with the columns kind and text, and their statistics: "counts" and
+    "characters" by kind, and the numbers of dropped documents, "duplicates" and "overlapping".
+    """
     found = pd.DataFrame(texts, columns=["kind", "text"])
     again = found["text"].map(lambda text: hash(squeezed(text))).duplicated()
     banned = set().union(*map(ngrams, benchmarks))
@@ -201,7 +209,7 @@ def filtered(
 
 
 def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
-    """Return the training documents, each kind repeated as in `COPIES`.
+    """Return the training documents, a frame like `documents`, each kind repeated as in `COPIES`.
 
     Excluded are modules with a held-out function, functions of held-out modules, tests, and modules
     beyond `MODULE_CHARACTERS`.

@@ -34,11 +34,12 @@ LOSS_TOKENS = 1024  # of each held-out document
 def evaluation(
     target: CachedModel, draft: CachedModel, held_out: Mapping[str, Sequence[str]], prompts: int
 ) -> dict:
-    """Return what the model card reports: losses on the held-out texts of each kind, and figures on
-    the first `prompts` HumanEval problems by temperature.
+    """Return what the model card reports.
 
-    `matched_temperature` is interpolated between the measured temperatures; None if the rate
-    `MATCHED` is outside of their rates.
+    - "loss": `heldout_loss` by model ("target", "draft") and kind of held-out text
+    - "humaneval": `on_humaneval` of the first `prompts` problems, by temperature (as text)
+    - "matched_temperature": that with the repetition rate `MATCHED`, interpolated between the
+      measured temperatures; None if all their rates are higher, or all lower
     """
     humaneval = {str(t): on_humaneval(target, draft, t, prompts) for t in TEMPERATURES}
     rates = sorted((humaneval[str(t)]["repetition_rate"], t) for t in TEMPERATURES)
@@ -54,7 +55,9 @@ def evaluation(
 
 
 def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, prompts: int) -> dict:
-    """Return agreement and repetition over the first `prompts` problems."""
+    """Decode the first `prompts` problems with the target; return their number (prompts), the share
+    of tokens that the draft selects too (agreement), the mean repetition_rate, the share of texts
+    with a higher rate than 30 % (above_30_percent) and mean_new_tokens."""
     task, rows = HumanEval(), []
     sampling = Sampling(temperature=temperature)
     stop = StopStrings(target.tokenizer, task.stop)
@@ -85,7 +88,8 @@ def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, pr
 
 @torch.no_grad()
 def heldout_loss(model: CachedModel, texts: Sequence[str]) -> dict[str, float]:
-    """Return the mean nats per token over each text's first `LOSS_TOKENS` tokens."""
+    """Return the mean loss over each text's first `LOSS_TOKENS` tokens, "nats_per_token", and their
+    number, "tokens"."""
     nats = tokens = 0.0
     for text in texts:
         ids = model.tokenizer(text, return_tensors="pt").input_ids[:, :LOSS_TOKENS]

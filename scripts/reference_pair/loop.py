@@ -1,7 +1,7 @@
 """One training loop for the reference pair, on a CPU (bf16 autocast, AMX) and on a GPU alike.
 
-The target learns from next tokens, the draft from the target's distribution (Kullback-Leibler), so
-that the two agree. The learning rate is a function of *training time*: training takes its budget of
+The target learns to predict next tokens, the draft to predict the target's distribution (KL
+divergence). The learning rate is a function of *training time*: training takes its budget of
 minutes on any machine, and resuming from a checkpoint does not change the schedule. Tests use a
 budget of steps, so that their result does not depend on the machine's load.
 """
@@ -35,6 +35,7 @@ class Recipe:
     """The training recipe: `minutes` of training, or `steps` if that is not 0.
 
     Lengths and batches are in tokens; `long_share` of the batches have sequences of `long_length`.
+    The learning rate rises in the first `warmup_share` of the budget, falls in its `decay_share`.
     """
 
     minutes: float = 60.0
@@ -62,7 +63,7 @@ class Source:
 def windows(
     sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Return [count, length + 1] ids from random positions, sources drawn by share."""
+    """Return [count, length + 1] ids: windows at random positions of sources drawn by share."""
     shares, rows = np.array([source.share for source in sources]), []
     for drawn in rng.choice(len(sources), size=count, p=shares / shares.sum()):
         tokens, starts = sources[drawn].tokens, sources[drawn].starts
@@ -88,7 +89,7 @@ def multiplier(progress: float, recipe: Recipe) -> float:
 
 
 def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Muon for the hidden matrices and AdamW for embeddings and norms."""
+    """Return [Muon for the hidden matrices, AdamW for embeddings and norms]."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -113,11 +114,11 @@ def mean_loss(
 
     def divergence(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         assert teacher is not None
-        given, law = (
+        ours, theirs = (
             head(part).float().log_softmax(-1)
             for head, part in ((model.lm_head, rows), (teacher.lm_head, wanted))
         )
-        return F.kl_div(given, law, reduction="sum", log_target=True)
+        return F.kl_div(ours, theirs, reduction="sum", log_target=True)
 
     if teacher is None:
         targets = ids[:, 1:].flatten()
@@ -155,11 +156,12 @@ def train(
     optims: Sequence[torch.optim.Optimizer] = (),
     extra: Callable[[float], dict] = lambda done: {},
 ) -> dict:
-    """Train in place; write checkpoint.pt and curve.jsonl to `out`; return a summary.
+    """Train in place; write checkpoint.pt and curve.jsonl to `out`; return the recipe's options,
+    and the seconds, step, tokens and loss (a moving average) reached.
 
-    A checkpoint in `out` is resumed. `optims` are those of `optimizers` by default. `extra` is
-    called before each batch with the progress: it may add to the gradient, and returns figures for
-    curve.jsonl.
+    A checkpoint in `out` is resumed. The loss is `mean_loss`. `optims` are those of `optimizers` by
+    default. `extra` is called before each batch with the progress (0 to 1): it may add to the
+    gradient, and returns figures for curve.jsonl.
     """
     out.mkdir(parents=True, exist_ok=True)
     model.to(device).train()  # type: ignore[arg-type]

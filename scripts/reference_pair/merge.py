@@ -21,10 +21,11 @@ PAD_STD = 0.02  # standard deviation of new units' input weights; their output w
 def merge_layers(
     target: LlamaForCausalLM, groups: Sequence[Sequence[int]], ffn: int
 ) -> LlamaForCausalLM:
-    """Return a new model with one layer per group of the target's layers, in float32.
+    """Return a new model in float32 with one layer per group of the target's layers (indices).
 
-    Each layer has the heads of its group and the group's `ffn` feed-forward units with the largest
-    weights. Smaller groups are padded with units whose output is zero before training.
+    A layer has the attention heads of its group and, of the group's feed-forward units, the `ffn`
+    with the largest weights. Layers of smaller groups are padded with units whose output is zero
+    before training.
     """
     config, width = copy.deepcopy(target.config), max(map(len, groups))
     config.num_hidden_layers = len(groups)
@@ -47,8 +48,9 @@ def merge_layers(
 
 def merge(layer, parts: list, norm: str, block: str, inputs: list[str], output: str) -> None:
     """Fill a block (attention or feed-forward) of a new layer with the units of the layers `parts`
-    side by side, as many as fit. The new norm is the mean of their norms; each layer's input
-    weights are scaled by its norm / this mean."""
+    side by side, as many as fit. `norm` (before the block), `block`, `inputs` and `output` (its
+    projections) are names of modules. The new norm is the mean of the parts' norms; each part's
+    input weights are scaled by its norm / this mean."""
     norms = [getattr(part, norm).weight for part in parts]
     getattr(layer, norm).weight.copy_(sum(norms) / len(norms))
     scales = [own / getattr(layer, norm).weight for own in norms]

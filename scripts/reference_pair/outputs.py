@@ -28,7 +28,7 @@ def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str
 
 
 def light_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return a bfloat16 copy for generation; rotary frequencies stay in float32."""
+    """Return a copy with bfloat16 weights, for generation; rotary frequencies stay in float32."""
     light = copy.deepcopy(model).eval().requires_grad_(False)
     light.set_attn_implementation("sdpa")
     for parameter in light.parameters():
@@ -44,8 +44,9 @@ def continue_rows(
     max_new: int,
     temperature: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Generate in a batch; return (ids [batch, length], mask of real tokens, index of the first new
-    token)."""
+    """Continue `rows` of prompt ids in a batch, at `temperature` (0: greedily); return the ids
+    [batch, length], padded at the left; a mask [batch, length] that is 1 up to the first end token
+    and 0 at padding; and the index of the first new token."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=model.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]).to(ids)
@@ -72,9 +73,9 @@ def own_outputs(
     *,
     seed: int,
 ) -> np.ndarray:
-    """Return `count` prompts with the model's continuations as one stream of ids, each ended by
-    id 0. Prompts are function heads and, for a share `PASSAGES`, 32 to 160 tokens of the training
-    stream; a batch has prompts of similar length."""
+    """Return `count` prompts with the model's continuations as one stream of ids (uint16), each
+    ended by id 0. Prompts are function `heads` and, for a share `PASSAGES`, 32 to 160 tokens of the
+    training stream `tokens`; a batch has prompts of similar length."""
     rng = np.random.default_rng(seed)
     rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - PASSAGES))]]
     while len(rows) < count:

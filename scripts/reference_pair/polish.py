@@ -25,12 +25,11 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 @dataclass
 class Polish(Recipe):
-    """The polishing recipe: as for training, with AdamW, and a penalty of weight `weight` relative
-    to the next-token loss.
+    """The polishing recipe: as for training, with AdamW at the peak learning rate `lr`, and a
+    penalty on repetition, which counts `weight` times as much as the next-token loss.
 
-    For every two steps, `prompts` prompts are continued by `max_new` tokens; the most repetitive
-    three quarters of these texts are trained on. The last `settle_share` of the time has no
-    penalty.
+    For every two steps, `prompts` prompts are continued by `max_new` tokens; the penalty is on the
+    most repetitive three quarters of these texts. The last `settle_share` of the budget has none.
     """
 
     minutes: float = 10.0
@@ -61,9 +60,11 @@ def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
 def unlikelihood(
     model: LlamaForCausalLM, ids: torch.Tensor, mask: torch.Tensor, marks: torch.Tensor
 ) -> torch.Tensor:
-    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens.
+    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens; p is the
+    model's probability of the token.
 
-    ids and mask [batch, length]; marks [batch, new tokens]: the repeating tokens.
+    ids and mask [batch, length], as from `continue_rows`; marks [batch, new tokens] is true at
+    repeating tokens (see `repeats`).
     """
     new = marks.shape[1]
     model.model.set_attn_implementation("sdpa")
@@ -90,8 +91,8 @@ def polish(
     *,
     device: str,
 ) -> dict:
-    """Fine-tune in place, with the loop of `train`; return its summary, and the share of repeated
-    4-grams in the last texts (a moving average)."""
+    """Fine-tune in place, with the loop of `train`; return its summary and "repeats", the share of
+    repeated 4-grams in the last texts (a moving average)."""
     rng, rate = np.random.default_rng(recipe.seed), None
     model.to(device)  # type: ignore[arg-type]
     batches, writer = prompt_batches(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
@@ -129,9 +130,9 @@ def prompt_batches(
     count: int,
     rng: np.random.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield endless batches of `count` prompts of similar length, as ids. Half of the prompts have
-    types or examples in their docstring, which cause most loops; some of these begin with
-    imports."""
+    """Yield batches of `count` prompts of similar length, as ids, without end. Half of the prompts
+    are drawn from those with `List[...]` or `>>>`, which cause most loops, after a header of
+    `HEADERS`."""
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
     while True:

@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Target(Recipe, Step):
-    """The target's shape and training."""
+    """The options of training the target: its layer sizes, and the recipe."""
 
     hidden: int = 384
     ffn: int = 1024
@@ -57,7 +57,8 @@ class Polishing(Polish, Step):
 
 @dataclass
 class Draft(Recipe, Step):
-    """The draft's shape and training; each of `groups` is a list of target layers to merge."""
+    """The options of training the draft: its layers (each of `groups` lists target layers to merge
+    into one, with `ffn` feed-forward units), and the recipe."""
 
     groups: list[list[int]] = field(default_factory=lambda: [[0], [1, 2], [4, 5]])
     ffn: int = 1920
@@ -67,14 +68,14 @@ class Draft(Recipe, Step):
 
 @dataclass
 class Export(Step):
-    """Where the pair is written."""
+    """The options of exporting: `out` is the folder that the pair is written to."""
 
     out: str = MISSING
 
 
 @dataclass
 class Evaluation(Export):
-    """Where the pair is, and how many of HumanEval's prompts it continues."""
+    """The options of measuring the pair in `out`: how many of HumanEval's prompts it continues."""
 
     prompts: int = 164
 

@@ -35,23 +35,26 @@ from ouroboros.tuning.evidence import completed, recorded_evidence
 def check(
     place: Path, *, costs: Costs | None = None, rates: Mapping[str, OffTextRates] | None = None
 ) -> tuple[pd.DataFrame, str, str]:
-    """Compare predictions with measurements for each drafter in every run below a folder. Return a
-    frame, the name of the compared quantity, and a sentence about the runs.
+    """Compare predictions with measurements for each drafter in every run in or below a folder.
+    Return a frame, the name of the compared quantity, and a sentence about the runs.
 
-    The quantity is the speedup over greedy, or for untimed runs the tokens per cost of a target
-    call; higher is better. Columns: run, decoder, kind, predicted, measured, the relative error,
-    and `elsewhere`: the two errors if each half of the prompts is predicted from the other half, ()
-    with fewer than two prompts. transformers' decoders are left out.
+    The quantity is the speedup over greedy, or for untimed runs the tokens per target call of one
+    node; higher is better. `costs` and off-text `rates` are those of `recorded_evidence`.
+
+    Columns: run, decoder, kind (see `kind_of`), predicted, measured, error (predicted / measured
+    - 1) and elsewhere (the two errors if each half of the prompts is predicted from the other half;
+    () with fewer than two prompts). transformers' decoders are left out. Raises `ValueError` if
+    only some runs are timed.
     """
-    folders, rows, titles, timed = run_folders(place), [], [], True
-    for path in tqdm(folders, desc="folders", leave=False):
-        found = load(path)
-        run, timing = found.run, found.run.get("timing", True)
-        timed = timed and timing
-        titles.append(found.facts.title)
+    runs, rows = [load(path) for path in run_folders(place)], []
+    timed = runs[0].facts.timed
+    if any(found.facts.timed != timed for found in runs):
+        raise ValueError(f"{place} holds timed and untimed runs: give a folder of one kind")
+    for found in tqdm(runs, desc="folders", leave=False):
+        run, path = found.run, found.folder
         spec = PairSpec.from_mapping(run["config"]["model"])
         decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
-        decided = None if timing else ResultsFolder(path).load_costs() or Costs.load("epyc")
+        decided = None if timed else ResultsFolder(path).load_costs() or Costs.load("epyc")
         evidence = recorded_evidence(path, spec, decoders, costs=costs or decided, rates=rates)
         model, live = CostModel(evidence.costs), completed(found.samples)
         texts = evidence.counts(PLAIN, {}, {})
@@ -61,14 +64,12 @@ def check(
             if name == PLAIN or kind_of(config).startswith("hf"):
                 continue
             ours, base = evidence.counts(name, config, {}), texts
-            if timing:
+            if timed:
                 ours, base = ([model.predict(one) for one in side] for side in (ours, base))
 
-            def value(
-                side: Sequence[Sequence[Sample]], among: Sequence[str], model=model, timing=timing
-            ) -> float:
+            def value(side: Sequence[Sequence[Sample]], among: Sequence[str], model=model) -> float:
                 own, plain = ([s for s in one if s.example in among] for one in side)
-                if not timing:
+                if not timed:
                     return 1.0 / (cost_per_token(own, model) or 1.0)
                 ratio = speedup(sample_frame(plain), sample_frame(own))
                 assert ratio is not None
@@ -82,18 +83,20 @@ def check(
             pairs = ((value(predicted, one), value(measured, other)) for one, other in swapped)
             row["elsewhere"] = tuple(before / after - 1.0 for before, after in pairs)
             rows.append(row)
-    runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
+    several = f"{len(runs)} runs, the first: " if len(runs) > 1 else ""
     source = "Costs measured separately" if costs else "Costs of the runs themselves"
-    about = f"{runs}{titles[0]}. {source if timed else 'Counts alone'}."
-    return pd.DataFrame(rows), "speedup over greedy" if timed else "tokens per target cost", about
+    about = f"{several}{runs[0].facts.title}. {source if timed else 'Counts alone'}."
+    return pd.DataFrame(rows), "speedup over greedy" if timed else "tokens per target call", about
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the accuracy of predictions: a row for "all", and one for each kind of decoder.
+    """Return the accuracy of the predictions in `points`, the frame of `check`: a row for "all",
+    and one for each kind of decoder.
 
-    Columns: number of points, median and largest absolute relative error, median signed error,
-    median error in `elsewhere`, Spearman's rank correlation (from three points on), and the regret:
-    best measured value / measured value of the point with the best prediction - 1.
+    Columns: points (their number); median_error and largest_error, absolute; median_bias, the
+    median signed error; median_error_elsewhere, of `elsewhere` (None if empty); rank_correlation,
+    Spearman's (None with fewer than three points); and regret: best measured value / measured value
+    of the point with the best prediction - 1. Exits if there are no points.
     """
     if points.empty:
         raise SystemExit("nothing was both predicted and measured: give runs with greedy in them")

@@ -1,4 +1,5 @@
-"""Predict speedups for drafts of several agreements on recorded greedy text, without any model.
+"""Predict speedups for draft models of several agreements, on recorded greedy text, without any
+model. The agreement is the share of the target's tokens that the draft model ranks first.
 
     python scripts/reproduce/agreement.py results/agreement/recorded --out results/agreement
     python scripts/reproduce/agreement.py texts.jsonl --out results/real_text --real-text
@@ -146,8 +147,9 @@ def chosen(
     per_group: int | None,
     max_new: int | None,
 ) -> list[RecordedRuns]:
-    """Select the runs of each named group of categories, up to `per_group` evenly spaced prompts.
-    Return those on which settings are chosen, and the others."""
+    """Return [the runs on which settings are chosen, the other runs], with ids renumbered: of each
+    group, up to `per_group` evenly spaced prompts (None: all). `groups` maps a name to categories;
+    all other categories are groups of their own."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
     group_of = pd.Series({run.example: run.group for run in runs})
@@ -190,7 +192,7 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
     """Return costs that are the same at every context (those at `CONTEXT`), with the draft's scaled
-    so that a one-node draft call costs `ratio` of a target call."""
+    so that a draft call of one node costs `ratio` of a target call of one node."""
     assert costs.draft is not None
 
     def at_context(surface: Surface, factor: float = 1.0) -> Surface:
@@ -213,7 +215,9 @@ def study(
     """Predict speedups on `shown` with settings chosen on `tuned`; return a row for each decoder
     (configs by name), agreement, set of costs, ratio and prompt group.
 
-    If `rates` is None, decoders that read unrecorded predictions raise an error.
+    A row has the keys group, costs, ratio, decoder, agreement (None without a draft model), speedup
+    (the fields of an `Interval`), prompts (their number) and settings. Without `rates`, decoders
+    that read predictions that were not recorded raise `ValueError`.
     """
     rows, both = [], replace(tuned, runs=[*tuned.runs, *shown.runs])
     for agreement in tqdm([None, *agreements], desc="agreements", leave=False):
@@ -280,8 +284,8 @@ def write(out: Path, document: dict) -> None:
 def agreement_curves(rows: pd.DataFrame) -> Figure:
     """Draw speedup against the draft's agreement, with a panel per group of prompts.
 
-    `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
-    draft are horizontal lines.
+    `rows` is a frame of `study`'s rows with one set of costs. The line style shows the draft's cost
+    ratio; decoders without a draft model are horizontal lines.
     """
     groups, ratios = list(dict.fromkeys(rows["group"])), sorted(set(rows["ratio"]))
     rows = rows.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")

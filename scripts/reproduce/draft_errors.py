@@ -37,7 +37,8 @@ def measured_errors(
     eos: Collection[int] = (),
     about: Mapping[str, object],
 ) -> DraftErrorModel:
-    """Measure the draft's ranking along the target's greedy texts, with one draft call per text."""
+    """Measure at which rank the draft model has each token of the target's greedy texts, with one
+    draft call per text. Raises `ValueError` for too few prompts: each rank has to occur."""
     rows = []
     for prompt in map(list, prompts):
         target.empty()

@@ -49,7 +49,7 @@ NAMES = {
 
 
 def headline(path: Path) -> Table:
-    """Return the speed of every decoder of one timed run, slowest first."""
+    """Return tokens/s, speedup, lead and TTFT of every decoder of one timed run, slowest first."""
     decoders = read(path)["decoders"]
     rows = sorted(decoders.items(), key=lambda item: item[1]["output_throughput"] or 0)
     frame = pd.DataFrame(
@@ -186,7 +186,8 @@ def predicted_batches(path: Path) -> Table:
 def over_runs(ratios: Sequence[Interval]) -> Interval:
     """Return the geometric mean of ratios from several independent runs.
 
-    Its interval follows from the variances of the runs' logarithms; None if a run has none.
+    Its interval follows from the runs' intervals, added as variances of logarithms; if a run has no
+    interval, the mean has none.
     """
     value = float(gmean([ratio.value for ratio in ratios]))
     if any(ratio.low is None or ratio.high is None for ratio in ratios):
@@ -232,7 +233,7 @@ def agreement(path: Path) -> Table:
 
 
 def advice(path: Path) -> Table:
-    """Return the errors of predicted speedups, by kind of decoder."""
+    """Return how accurate predictions are, by kind of decoder (see advice_check.py)."""
     found = read(path, "check.json")
     columns = {
         "settings": "points",
@@ -272,7 +273,7 @@ def host(path: Path) -> Table:
 
 
 def call_times(path: Path) -> Table:
-    """Return ms per call: a row per model and engine, a column per number of rows."""
+    """Return ms per call: a row per model, dtype and engine, a column per number of rows."""
     times = pd.read_csv(path / "call_times.csv").set_index(["model", "dtype", "engine"])
     rows = []
     for name, part in times.groupby(level=[0, 1, 2], sort=False):
@@ -333,7 +334,7 @@ ONE_FOLDER = (
 
 
 def read(path: Path, name: str = "summary.json"):
-    """Return one of a folder's JSON documents."""
+    """Return the content of the JSON file `name` in a results folder."""
     return json.loads((path / name).read_text("utf-8"))
 
 
@@ -371,7 +372,7 @@ def title(decoder: str) -> str:
 
 
 def cell(value: float | Mapping | None, digits: int = 2, unit: str | None = None) -> str:
-    """Return a number, or an interval (in "x" unless another unit is given), as text."""
+    """Return a number, or the fields of an interval (in "x" by default), as text; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):

@@ -45,7 +45,7 @@ def table(marker: str, root: Path, place: Path) -> str:
     kind, *folders = marker.split()
     if kind not in KINDS:
         raise ValueError(f"<!-- results: {marker} -->: choose from {', '.join(KINDS)}")
-    paths = behind(marker, root)
+    paths = folders_of(marker, root)
     if not paths:
         return f"*Not measured yet: `scripts/reproduce/all.sh {Path(folders[0]).parts[1]}`.*"
     if kind in ONE_FOLDER and len(paths) > 1:
@@ -62,7 +62,7 @@ def table(marker: str, root: Path, place: Path) -> str:
     return f"{text}\n\n*{' · '.join([*notes, *measured_on(paths), *links])}*"
 
 
-def behind(marker: str, root: Path) -> list[Path]:
+def folders_of(marker: str, root: Path) -> list[Path]:
     """Return the folders in or below a marker's folders that contain the file its table reads."""
     kind, *folders = marker.split()
     return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
@@ -89,7 +89,7 @@ def stale(path: Path) -> str | None:
 
 
 def measured_on(paths: Sequence[Path]) -> list[str]:
-    """Return machines, threads, dates and commits of folders."""
+    """Return the processors, threads, dates and commits of folders, as texts for a caption."""
     made = [found for path in paths if (found := made_by(path))]
     machines = [found["machine"] for found in made]
     names = {name for machine in machines for name in machine["gpus"] or [machine["cpu"]]}
@@ -114,7 +114,7 @@ def update(page: Path, root: Path, *, write: bool) -> int:
             wrong += 1
             reason = "is not what the folder gives: run make tables"
             print(f"error: {page.name}: results: {found[1]} {reason}", file=sys.stderr)
-        for path in behind(found[1], root):
+        for path in folders_of(found[1], root):
             if why := stale(path):
                 stage = Path(*path.relative_to(root).parts[:2]).as_posix()
                 reasons.setdefault(why, {})[stage] = None

@@ -1,5 +1,9 @@
 """Predictions against measurements: errors, rank order, regret."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import advice_check
 import pandas as pd
 import pytest
 from advice_check import accuracy
@@ -25,3 +29,13 @@ def test_errors_order_and_regret():
     assert pd.isna(every.rank_correlation["ouroboros"]), "two points have no rank correlation"
     with pytest.raises(SystemExit, match="nothing was both predicted and measured"):
         accuracy(points[:0])
+
+
+def test_timed_and_untimed_runs_are_not_compared_in_one_table(monkeypatch):
+    def load(timed):
+        return SimpleNamespace(facts=SimpleNamespace(timed=timed))
+
+    monkeypatch.setattr(advice_check, "run_folders", lambda place: [True, False])
+    monkeypatch.setattr(advice_check, "load", load)
+    with pytest.raises(ValueError, match="runs holds timed and untimed runs: give a folder of one"):
+        advice_check.check(Path("runs"))

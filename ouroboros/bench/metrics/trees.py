@@ -45,9 +45,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     - `steps`: the number of trees
     - `nodes`, `depth`, `leaves`: means over trees, the root excluded
-    - `sources`: by source, the number of nodes `proposed`, of nodes `judged` (whose parent was
-      accepted), of judged nodes that were `right` (the target chose them), and the mean estimated
-      probability of the judged nodes, `thought` (None if nothing was estimated)
+    - `sources`: by source, the numbers of nodes `proposed`, `judged` (whose parent was accepted)
+      and `right` (judged and chosen by the target), and the judged nodes' mean estimated
+      probability, `thought` (None: not estimated)
     - `calibration`: `calibration` of the judged nodes; None if nothing was estimated
     """
     if not steps:

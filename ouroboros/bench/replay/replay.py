@@ -80,10 +80,8 @@ class OffTextRates:
 
     def token(self, text: Sequence[int], key: PrefixKey, *, seed: int = 0) -> int:
         """Simulate the prediction after a sequence that left the text or reached its end: with the
-        node's rate the text's token at this position, else a random token of the text.
-
-        The result depends only on the arguments.
-        """
+        node's rate the text's token at this position, else a random token of the text. The result
+        depends only on the arguments."""
         along, off = key
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
@@ -144,10 +142,9 @@ def check_drafter(
 ) -> None:
     """Raise `ValueError` for a decoder that cannot be replayed on these runs.
 
-    Refused are a decoder of another engine, one that reads the target's probabilities or best
-    tokens at each node, one whose draft model has another dtype than the recorded run, a simulated
-    draft on sampled text and, without `rates`, one that reads predictions after rejected nodes if
-    none were recorded.
+    Refused are a decoder of another engine, one that reads the target's probabilities or several
+    best tokens, one whose draft has another dtype than the run, a simulated draft on sampled text
+    and, without `rates`, one that reads predictions at rejected nodes if none were recorded.
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):

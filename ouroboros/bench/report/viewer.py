@@ -30,8 +30,7 @@ STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "veri
 
 
 def legend() -> list[dict]:
-    """Return, for each token source, its name, letter, colour, line (a CSS border style) and
-    meaning."""
+    """Return the name, letter, colour, line (CSS border style) and meaning of each token source."""
     return [
         {"name": n, "letter": LETTERS[n], "colour": m.colour, "line": m.line, "meaning": meaning}
         for n, (m, meaning) in SOURCES.items()

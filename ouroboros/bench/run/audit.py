@@ -106,11 +106,8 @@ def audit_run(
 def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the verdicts on one prompt that need no comparison with standard decoding, by decoder.
-
-    `group` has each decoder's sample (None: missing); the decoders `in_law` preserve only the
-    distribution.
-    """
+    """Return the verdicts on one prompt that need no comparison with standard decoding, by decoder:
+    `group` has each one's sample (None: missing); those `in_law` preserve only the distribution."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")

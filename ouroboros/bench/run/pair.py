@@ -88,10 +88,8 @@ class PairSpec:
         )
 
     def files(self) -> dict[str, Path]:
-        """Return the models' folders or hub ids by option: {"model.target": Path(...)}.
-
-        A hub id is a `Path` too, although no such file exists.
-        """
+        """Return the models' folders or hub ids by option: {"model.target": Path(...)}; a hub id is
+        a `Path` too, although no such file exists."""
         named = [role for role in ("target", "draft") if getattr(self, role)]
         return {f"model.{role}": Path(self.path(role)) for role in named}
 
@@ -112,11 +110,9 @@ class Pair:
 def load_pair(
     spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
 ) -> Pair:
-    """Load the target and, with `with_draft`, the draft model.
-
-    `engines` has the engine that engine=auto chose for each role in the run to resume. Raises a
-    one-line `ValueError` if a model cannot be loaded, or if their vocabularies do not match.
-    """
+    """Load the target and, with `with_draft`, the draft model. `engines` has the engine that
+    engine=auto chose for each role in the run to resume. Raises a one-line `ValueError` if a model
+    cannot be loaded, or if the vocabularies do not match."""
     roles = ("target", "draft")[: 1 + with_draft]
     for role in roles:
         spec.path(role)

@@ -96,11 +96,8 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return a function (nodes, context) that predicts a call's milliseconds from `surface`.
-
-    A larger tree than all measured ones costs in proportion to its nodes, a longer context as much
-    as the longest measured one.
-    """
+    """Return a function (nodes, context) that predicts a call's milliseconds from `surface`. Larger
+    trees than measured cost in proportion to nodes, longer contexts as much as the longest one."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)

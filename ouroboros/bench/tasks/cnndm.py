@@ -13,9 +13,7 @@ KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 class CNNDM(DatasetTask):
-    """11490 news articles to summarise (version 3.0.0, test split).
-
-    Licence: Apache-2.0, which does not cover the articles themselves.
+    """11490 news articles to summarise (3.0.0, test split). Apache-2.0, but not the articles.
 
     Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
     The hub id is abisee/cnn_dailymail; `path` is a JSONL file with its fields "article",

@@ -207,10 +207,8 @@ def found_path(path: str) -> Path:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the .txt files of a folder, sorted by name, or [path] if it is not a folder.
-
-    Raises `ValueError` for a folder without .txt files.
-    """
+    """Return the .txt files of a folder, sorted by name (`ValueError` if it has none), or [path] if
+    it is not a folder."""
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"task.path={path} is a folder without .txt files: give a prompt in each")
@@ -218,10 +216,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, line ends unchanged, without a byte-order mark.
-
-    Raises `ValueError` if it cannot be read or is not UTF-8.
-    """
+    """Return a file's text, line ends unchanged, without a byte-order mark. Raises `ValueError` if
+    it cannot be read or is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -230,10 +226,8 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield (location, row) for each object of a JSONL file or of a list in a JSON file.
-
-    The location is "<file>, line <n>" or "<file>, row <n>". Raises `ValueError` for other content.
-    """
+    """Yield ("<file>, line <n>", row) for each object of a JSONL file, ("<file>, row <n>", row) for
+    a list in a JSON file. Raises `ValueError` for other content."""
     text, lined = read_text(path), path.suffix in LINES
     try:
         where = path.name

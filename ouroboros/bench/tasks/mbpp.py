@@ -69,10 +69,8 @@ class MBPP(CodeTask):
         return examples
 
     def problem(self, row: Mapping) -> Mapping:
-        """Return a row as a HumanEval problem with an empty prompt.
-
-        Its `test` runs the set-up code and the assertions at module level, after the completion.
-        """
+        """Return a row as a HumanEval problem with an empty prompt, whose `test` runs set-up code
+        and assertions at module level, after the completion."""
         after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
         problem = {"task_id": str(row["task_id"]), "prompt": "", "entry_point": "None"}
         return {**problem, "test": "\n".join(after)}

@@ -53,10 +53,8 @@ def kind() -> str:
 
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
-    """Check a correct and a wrong program with these limits (see `verdict`).
-
-    Raises `ValueError` if either gets the wrong verdict.
-    """
+    """Check a correct and a wrong program with these limits (see `verdict`). Raises `ValueError` if
+    a verdict is wrong."""
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):

@@ -12,9 +12,7 @@ from ouroboros.bench.tasks.task import Example
 
 
 class WMT16(DatasetTask):
-    """2999 sentences of German news to translate into English (test split).
-
-    Licence: free for research, see the task's page.
+    """2999 sentences of German news to translate into English (test split). Free for research.
 
     Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
     the whole corpus (the number to quote). The hub id is wmt/wmt16; `path` is a JSONL file of
