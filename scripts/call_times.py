@@ -124,21 +124,17 @@ def draw(times: pd.Series, title: str) -> Figure:
     """Return a plot of ms by rows, a panel per model and dtype and a line per engine; `times` is
     indexed by model, dtype, rows and engine."""
     panels = list(times.groupby(["model", "dtype"], sort=False))
+    engines, ticks = times.index.unique("engine"), (1, 2, 5, 10, 20, 50, 100, 200, 500)
+    styles = ["--" if engine == "floor" else "-o" for engine in engines]
     figure = Figure(figsize=(9, 1.8 * len(panels)), layout="constrained")
     for axes, (name, part) in zip(figure.subplots(len(panels) // 2, 2).flat, panels, strict=True):
-        by_engine = part.droplevel(["model", "dtype"]).unstack("engine")
-        for engine in times.index.unique("engine"):
-            dashed = {"linestyle": "--", "color": "grey"} if engine == "floor" else {"marker": "o"}
-            axes.plot(by_engine.index, by_engine[engine], markersize=3, label=engine, **dashed)
-        axes.set(xscale="log", yscale="log", xlabel="rows of a call", ylabel="ms")
-        axes.set_title(", ".join(map(str, name)), fontsize=10)
-        axes.set_xticks(ROWS, [str(rows) for rows in ROWS])
+        by_engine = part.droplevel(["model", "dtype"]).unstack("engine")[engines]
+        by_engine.plot(ax=axes, loglog=True, style=styles, markersize=3, legend=False)
+        axes.set(title=", ".join(map(str, name)), xlabel="rows of a call", ylabel="ms")
+        axes.set_xticks(ROWS, map(str, ROWS))
+        axes.set_yticks(ticks, map(str, ticks))
+        axes.set_ylim(part.min() / 1.5, part.max() * 1.5)
         axes.minorticks_off()
-        low, high = part.min(), part.max()
-        ticks = [
-            tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low / 2 <= tick <= high * 2
-        ]
-        axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.legend(fontsize=8)
     figure.suptitle(title, fontsize=9)
     return figure
