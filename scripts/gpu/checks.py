@@ -1,18 +1,16 @@
-"""Check that a new device is correct and takes the fast paths, before anything is timed.
+"""Check that a new device is correct and takes the fast paths.
 
     python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b
-    python scripts/gpu/checks.py correct OUT
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight: versions, numba, the attention kernel against float64, whether both models use captured
-graphs and compiled layers, and whether a call of one node is as close to its bandwidth floor as
-goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the time). Correct:
-attention, and both engines against the same weights in a higher precision. Lossless: no BUG, no
-failed sample and, in float32, no text that differs from greedy's. Equal: the text of every decoder,
-transformers' too, is greedy's up to numeric ties. One line on stderr per check; OUT/checks.json has
-the figures; the exit code is 1 if a check failed. `--small` rehearses on a CPU. A check that
-compared nothing fails.
+Preflight, before anything is timed: versions, numba, the attention kernel against float64, whether
+both models use captured graphs and compiled layers, and whether a call of one node is as close to
+its bandwidth floor as goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the
+time); OUT/checks.json has the figures. Lossless: no BUG, no failed sample and, in float32, no text
+that differs from greedy's. Equal: the text of every decoder, transformers' too, is greedy's up to
+numeric ties. One line on stderr per check; the exit code is 1 if a check failed. `--small`
+rehearses on a CPU. A check that compared nothing fails.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from goals import FLOOR_SHARES
 from shapes import NO_GPU, load_shapes
 from torch.nn.functional import scaled_dot_product_attention
 
-from ouroboros.audit.reference_forward import plain_logits, recast
+from ouroboros.audit.reference_forward import plain_logits
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
@@ -50,15 +48,16 @@ from ouroboros.engine.masks import additive
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.triton_attention import fits
 from ouroboros.trace import first_mismatch
-from ouroboros.tree import ROOT, TokenTree
+from ouroboros.tree import ROOT
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 REFERENCE = ("reference", "reference/target", "reference/draft")
 WIDTH = 128  # attention head dimension
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3}  # of attention, allowed in any case
+GRID = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1)), (1, 7, 24, 100, 256), (256, 1536, 16384)
+"""Attention to check: pairs (query heads, key heads), numbers of nodes, numbers of slots."""
+SMALL_GRID = ((14, 2), (3, 1)), (1, 7), (256,)
 ATTENTION_RATIO = 2.0  # our attention's error over torch's, at most
-ENGINE_RATIO = 1.25  # the static engine's error over the eager engine's, at most
-LEAST_ENGINE_ERROR = 2e-5  # of logits (root mean square), allowed in any case
 TIE = 0.5  # between scores in half precision
 
 
@@ -70,51 +69,18 @@ class Check:
     figures: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of trees and contexts to check: full for a GPU, or small for a rehearsal. `layouts` are
-    pairs (query heads, key heads)."""
-
-    layouts: Sequence[Sequence[int]] = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1))
-    slots: Sequence[int] = (256, 1536, 16384)
-    nodes: Sequence[int] = (
-        *(1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33),
-        *(48, 49, 64, 65, 96, 128, 129, 192, 256),
-    )
-    contexts: Sequence[int] = (1, 190, 700, 3000)
-
-
-SMALL = Sizes(((14, 2), (3, 1)), (256,), (1, 3, 13), (1, 190))
 Run = Callable[..., None]
 """A function (name of a check, function that returns it, its arguments): run and report it."""
 
 
 def preflight(run: Run, shapes: Sequence[str], small: bool) -> None:
     """Run the checks that come before everything else."""
-    sizes = SMALL if small else Sizes()
-    grid = (sizes.layouts[:2], (1, *sizes.nodes[::-6]), sizes.slots[:2])
     run("versions", versions)
     run("numba", drafter_compiles)
-    run("attention", attention_agrees, torch.bfloat16, *grid)
+    run("attention", attention_agrees, torch.bfloat16, *(SMALL_GRID if small else GRID))
     models = dict(zip(("target", "draft"), load_shapes(shapes, small=small).models, strict=True))
     run("served", served, models)
     run("floor", floor_share, models, 256 if small else 512)
-
-
-def correct(run: Run, small: bool) -> None:
-    """Run the checks of attention and engines, on the reference pair."""
-    sizes = SMALL if small else Sizes()
-    grid = (sizes.layouts, (1, *sizes.nodes[::-6]), sizes.slots)
-    for dtype, higher in ((torch.float32, torch.float64), (torch.bfloat16, torch.float32)):
-        name = str(dtype)[6:]
-        run(f"attention {name}", attention_agrees, dtype, *grid)
-        spec = PairSpec(*REFERENCE, dtype=name, engine="eager", device=str(DEVICE))
-        models = load_pair(spec, with_draft=True).models
-        for role, eager in zip(("target", "draft"), models, strict=True):
-            static = CachedModel(eager.model, engine="static")
-            exact = CachedModel(recast(eager.model, higher, DEVICE), engine="eager")
-            engines = (eager, static, exact, sizes.contexts, sizes.nodes)
-            run(f"engines {role} {name}", engines_agree, *engines)
 
 
 def versions() -> Check:
@@ -172,43 +138,6 @@ def attention_agrees(
     used = kernel == calls or DEVICE.type != "cuda"
     figures = {"calls": calls, "by_kernel": kernel, "max_error": ours, "max_error_sdpa": theirs}
     return Check(right and used and calls > 0, figures)
-
-
-def engines_agree(
-    eager: CachedModel,
-    static: CachedModel,
-    exact: CachedModel,
-    contexts: Sequence[int],
-    nodes: Sequence[int],
-) -> Check:
-    """Compare the logits of two engines with those of the same weights in a higher precision: of
-    random trees with `nodes` nodes after `contexts` tokens, and of one more token after accepting a
-    random path. The root mean square error of `static` may be `ENGINE_RATIO` times that of `eager`.
-    """
-    draw, rows, squares = random.Random(0), 0, torch.zeros(2, dtype=torch.float64)
-    for model in (eager, static, exact):
-        model.empty()
-    pairs = [(model, model.new_sequence()) for model in (eager, static, exact)]
-    text = [draw.randrange(min(1000, eager.vocab_size)) for _ in range(max(contexts))]
-    for context, size in product(sorted(contexts), nodes):
-        tokens = text[:context]
-        shape = random_tree(size, draw=draw)
-        tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
-        path = tree.path_to(draw.randrange(len(tree)))
-        longer = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
-        for given, scored in ((tokens, tree), (longer, TokenTree.chain(text[0], ()))):
-            first, second, truth = (
-                model.score(sequence, given, scored).clone().double() for model, sequence in pairs
-            )
-            errors = torch.stack([first - truth, second - truth])
-            squares += errors.square().mean(-1).sum(-1).cpu()
-            rows += len(truth)
-            if scored is tree:
-                for model, sequence in pairs:
-                    model.accept(sequence, path)
-    theirs, ours = (squares / max(1, rows)).sqrt().tolist()
-    figures = {"rows": rows, "eager_rms_error": theirs, "static_rms_error": ours}
-    return Check(rows > 0 and ours <= max(ENGINE_RATIO * theirs, LEAST_ENGINE_ERROR), figures)
 
 
 def served(models: Mapping[str, CachedModel]) -> Check:
@@ -276,13 +205,13 @@ def equal(folder: Path) -> Check:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("preflight", "correct", "lossless", "equal"))
+    parser.add_argument("kind", choices=("preflight", "lossless", "equal"))
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--shapes", nargs=2, help="of the target and the draft")
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
     args = parser.parse_args(words)
-    of_device = args.kind in ("preflight", "correct")
-    if of_device and not args.small and DEVICE.type != "cuda":
+    before = args.kind == "preflight"
+    if before and not args.small and DEVICE.type != "cuda":
         raise SystemExit(NO_GPU)
     found: list[dict] = []
 
@@ -294,14 +223,12 @@ def main(words: Sequence[str] | None = None) -> int:
         verdict = "passed" if result.passed else "FAILED"
         print(f"{verdict}: {name} {dict(result.figures)}", file=sys.stderr)
         found.append({"name": name, **asdict(result)})
-        if of_device:
+        if before:
             args.folders[0].mkdir(parents=True, exist_ok=True)
             (args.folders[0] / "checks.json").write_text(json.dumps(found, indent=1))
 
-    if args.kind == "preflight":
+    if before:
         preflight(run, args.shapes, args.small)
-    elif args.kind == "correct":
-        correct(run, args.small)
     else:
         check = {"lossless": lossless, "equal": equal}[args.kind]
         for folder in args.folders:

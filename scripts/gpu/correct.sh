@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Is it right on this device? Attention and engines; every decoder's text, audited; the tests that
-# need a GPU (noise, graphs, rolled drafts).
+# Is it right on this device? Every decoder's text, audited; the tests that need a GPU (attention,
+# products, engines, noise, graphs, rolled drafts).
 source "$(dirname "$0")/common.sh"
-step correct done "$PYTHON" scripts/gpu/checks.py correct $RESULTS/correct $FLAGS
 measure correct/float32 bench experiment=gpu_correct audit=all $SMALL
 measure correct/float32_sampled bench experiment=gpu_correct audit=all temperature=0.8 $SMALL
 measure correct/bfloat16 bench experiment=gpu_correct audit=all $SMALL model.dtype=bfloat16
