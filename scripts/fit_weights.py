@@ -76,9 +76,10 @@ class RecordingGrower(TreeGrower):
 
 
 def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
-    """Return the weights of a logistic regression with a small L2 penalty; feature 0 is constant.
+    """Return the weights of a logistic regression with a small L2 penalty.
 
-    A feature that is 0 in all rows keeps its weight from `before`.
+    A row has the features (feature 0 is constant) and the outcome, 0 or 1. A feature that is 0 in
+    all rows keeps its weight from `before`.
     """
     features, outcomes = rows[:, :-1], rows[:, -1]
     mean, spread = features.mean(0), features.std(0)
@@ -101,7 +102,8 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
-    """Return the log loss of the estimates and that of always estimating the mean outcome."""
+    """Return the number of rows, "observations", the "log_loss" of the weights' estimates, and that
+    of always estimating the mean outcome, "log_loss_of_the_mean"."""
     outcomes, odds = rows[:, -1], rows[:, :-1] @ weights
     base = outcomes.mean()
     return {

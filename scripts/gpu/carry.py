@@ -80,8 +80,8 @@ def carried(
 
 
 def collect(name: str, wanted: str, out: Path) -> None:
-    """Write a distribution's wheel for the target machine to `out`: from the index, or built from
-    source if it is pure Python. Raises `ValueError` if both fail."""
+    """Write the wheel of a distribution in the version `wanted`, for the GPU machine, to `out`:
+    downloaded, or built from source if it is pure Python. Raises `ValueError` if both fail."""
     if list(out.glob(f"{re.sub(r'[-.]+', '_', name)}-{wanted}-*.whl")):
         return
     place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))

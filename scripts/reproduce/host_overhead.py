@@ -1,10 +1,10 @@
-"""Time the host's work per step: every drafter, with a target and a draft that compute nothing.
+"""Time the host's work per step: main drafters, with a target and a draft that compute nothing.
 
     python scripts/reproduce/host_overhead.py
 
-The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
-each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)
-and per model call, target or draft. The last line on stdout is one JSON document.
+The text is this project's source in the reference tokenizer. For each of `DECODERS` and context:
+milliseconds of host work per step (the minimum over repeats, each a mean over steps) and per model
+call, target or draft. The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ AGREEMENT = 0.85  # of draft and target
 
 
 class Script(TokenSelector):
-    """Selector that returns `text[position]`, with the probability `shares[position]`.
+    """Selector that looks tokens up: after `position` tokens it returns `text[position]`, with the
+    probability `shares[position]`.
 
-    The next best tokens are the following ids, each half as probable as the previous one.
+    Next in rank are the ids after it, each half as probable as the previous one.
     `spent_s` is the time spent in the selector, to be subtracted from the time of a step.
     """
 
@@ -78,8 +79,8 @@ def draft_script(text: Sequence[int], agreement: float) -> Script:
 def host_steps(
     drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
 ) -> Iterator[tuple[float, int, int]]:
-    """Decode a script after its first `prompt` tokens; yield (host seconds, draft calls, new
-    tokens) of each step except the first, which includes the prefill."""
+    """Decode `script.text` after its first `prompt` tokens, `drafting` being the draft's selector;
+    yield (host seconds, draft calls, new tokens) of each step after the first (the prefill's)."""
     steps = stream(
         ScriptedModel(),  # type: ignore[arg-type]
         Drafting(drafter, drafting),
