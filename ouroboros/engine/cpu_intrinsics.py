@@ -11,8 +11,10 @@ from numba.extending import intrinsic
 
 ADDRESS = types.CPointer(types.int64)
 COLUMNS, TOGETHER = 64, 4  # columns and rows that `multiply_block` keeps in registers
+LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats of a vector
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, 16), ir.VectorType(INT, 16)
+LINE, PLACES = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 
 
 class _BFloat(ir.Type):
@@ -86,6 +88,57 @@ def call(context, address):
     return types.void(types.int64), generate
 
 
+def _at(builder, address, kind):
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _rows_from(builder, start, stride, together: int, count) -> list[Any]:
+    """Return the addresses of rows. The first takes the place of those from `count` on."""
+    addresses = []
+    for row in range(together):
+        real = builder.icmp_signed("<", LONG(row), count)
+        skipped = builder.select(real, builder.mul(stride, LONG(row)), LONG(0))
+        addresses.append(builder.add(start, skipped))
+    return addresses
+
+
+def _declared(builder, name: str, returned, *parameters):
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(returned, parameters), name)
+
+
+def _every_lane(builder, start, step):
+    """Load the float32 of a step and return it in every lane of a vector."""
+    value = builder.load(builder.gep(_at(builder, start, FLOAT), [step]), align=4)
+    first = builder.insert_element(LINE(ir.Undefined), value, INT(0))
+    return builder.shuffle_vector(first, LINE(ir.Undefined), PLACES([0] * LANES))
+
+
+def _repeated(builder, steps, values: list, body: Any) -> list:
+    """Generate a loop that replaces `values` by `body(step, values)`, `steps` times (at least
+    once); return the last values."""
+    before = builder.block
+    loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step, now = builder.phi(LONG), [builder.phi(value.type) for value in values]
+    found, following = body(step, now), builder.add(step, LONG(1))
+    step.add_incoming(LONG(0), before)
+    step.add_incoming(following, loop)
+    for phi, first, then in zip(now, values, found, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, end)
+    builder.position_at_end(end)
+    return found
+
+
+def _products_added(builder, pairs, sums: list) -> list:
+    """Add the product of each pair of vectors to its sum."""
+    fma = _declared(builder, f"llvm.fma.v{LANES}f32", LINE, LINE, LINE, LINE)
+    return [builder.call(fma, [*pair, own]) for pair, own in zip(pairs, sums, strict=True)]
+
+
 def _multiplier(fetch: int):
     """Return a `multiply_block` that prefetches `fetch` cache lines (64 bytes each) per step."""
 
@@ -104,65 +157,42 @@ def _multiplier(fetch: int):
             rows, stride, count, weight, sums, steps, more, ahead = arguments[1:]
             halves = ir.VectorType(_BFloat(), 32)
 
-            def declare(name, returned, *parameters):
-                known = builder.module.globals.get(name)
-                kind = ir.FunctionType(returned, parameters)
-                return known or ir.Function(builder.module, kind, name)
-
-            def at(address, kind):
-                return builder.inttoptr(address, kind.as_pointer())
-
             if half:
-                dot = declare("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, halves, halves)
+                name = "llvm.x86.avx512bf16.dpbf16ps.512"
+                multiply = _declared(builder, name, FLOATS, FLOATS, halves, halves)
             else:
-                fma = declare("llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS)
-            prefetch = declare("llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT)
-            zero, blank = FLOATS([0.0] * 16), INTS(ir.Undefined)
-            starts = []
-            for row in range(TOGETHER):
-                real = builder.icmp_signed("<", LONG(row), count)
-                skipped = builder.select(real, builder.mul(stride, LONG(row)), LONG(0))
-                starts.append(builder.add(rows, skipped))
-            before = builder.block
-            loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            step = builder.phi(LONG)
-            totals = [[builder.phi(FLOATS) for _ in range(4)] for _ in range(TOGETHER)]
-            line = at(builder.add(weight, builder.mul(step, LONG(4 * COLUMNS))), INTS)
-            columns = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
-            for i in range(fetch):
+                multiply = _declared(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS)
+            prefetch = _declared(
+                builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
+            )
+            blank, zeros = INTS(ir.Undefined), [FLOATS([0.0] * 16)] * (4 * TOGETHER)
+            starts = _rows_from(builder, rows, stride, TOGETHER, count)
+
+            def add(step, totals):
+                past = builder.mul(step, LONG(4))
+                line = _at(builder, builder.add(weight, builder.mul(past, LONG(COLUMNS))), INTS)
+                columns = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
                 place = builder.add(ahead, builder.mul(step, LONG(64 * fetch)))
-                builder.call(
-                    prefetch,
-                    [at(builder.add(place, LONG(64 * i)), BYTE), *(INT(n) for n in (0, 2, 1))],
-                )
-            sums_now = []
-            for start, total in zip(starts, totals, strict=True):
-                word = builder.load(at(builder.add(start, builder.mul(step, LONG(4))), INT))
-                first = builder.insert_element(blank, word, INT(0))
-                x = builder.shuffle_vector(first, blank, INTS([0] * 16))
-                if half:
-                    x = builder.bitcast(x, halves)
-                    pairs = [builder.bitcast(w, halves) for w in columns]
-                    new = [builder.call(dot, [t, w, x]) for t, w in zip(total, pairs, strict=True)]
-                else:
-                    x = builder.bitcast(x, FLOATS)
-                    single = [builder.bitcast(w, FLOATS) for w in columns]
-                    new = [builder.call(fma, [x, w, t]) for t, w in zip(total, single, strict=True)]
-                sums_now.append(new)
-            following = builder.add(step, LONG(1))
-            step.add_incoming(LONG(0), before)
-            step.add_incoming(following, loop)
-            for total, new in zip(totals, sums_now, strict=True):
-                for phi, value in zip(total, new, strict=True):
-                    phi.add_incoming(zero, before)
-                    phi.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", following, steps), loop, end)
-            builder.position_at_end(end)
+                for i in range(fetch):
+                    fetched = _at(builder, builder.add(place, LONG(64 * i)), BYTE)
+                    builder.call(prefetch, [fetched, *(INT(n) for n in (0, 2, 1))])
+                found = []
+                for at, total in enumerate(totals):
+                    if at % 4 == 0:
+                        own = builder.add(starts[at // 4], past)
+                        word = builder.load(_at(builder, own, INT))
+                        first = builder.insert_element(blank, word, INT(0))
+                        x = builder.shuffle_vector(first, blank, INTS([0] * 16))
+                        x = builder.bitcast(x, halves if half else FLOATS)
+                    w = builder.bitcast(columns[at % 4], halves if half else FLOATS)
+                    operands = [total, w, x] if half else [x, w, total]
+                    found.append(builder.call(multiply, operands))
+                return found
+
+            found = _repeated(builder, steps, zeros, add)
             adds = builder.icmp_signed("!=", more, LONG(0))
-            for index, value in enumerate(value for new in sums_now for value in new):
-                place = builder.gep(at(sums, FLOATS), [LONG(index)])
+            for index, value in enumerate(found):
+                place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
                 added = builder.fadd(builder.load(place, align=4), value)
                 builder.store(builder.select(adds, added, value), place, align=4)
             return ir.Constant(BYTE.as_pointer(), None)
@@ -173,3 +203,122 @@ def _multiplier(fetch: int):
 
 
 multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
+
+
+def _halving() -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+    """Return how to add up the lanes of `LANES` vectors, and the order of the sums in the result.
+
+    Each stage takes vectors by pairs and adds two shuffles of a pair, which halves the lanes per
+    sum: lane i is added to lane i + LANES / 2, and so on. Short sums stay within 128 bits.
+    """
+    stages, orders, length = [], [[at] * LANES for at in range(LANES)], LANES
+    while length > 1:
+        whole = LANES if length > 4 else 4
+        low = [
+            vector * LANES + start + lane
+            for chunk in range(0, LANES, whole)
+            for vector in range(2)
+            for start in range(chunk, chunk + whole, length)
+            for lane in range(length // 2)
+        ]
+        stages.append((low, [lane + length // 2 for lane in low]))
+        pairs = zip(orders[::2], orders[1::2], strict=True)
+        orders, length = [[(a + b)[lane] for lane in low] for a, b in pairs], length // 2
+    return stages, orders[0]
+
+
+STAGES, ORDER = _halving()
+
+
+def _scorer(together: int):
+    """Return an intrinsic for the dot products of `together` queries with several keys."""
+
+    @intrinsic
+    def score(context, queries, stride, count, keys, width, scores, row, steps):
+        """Write the dot products of `count` queries with `LANES / together` keys to `scores`.
+
+        `queries`, `keys` and `scores` are addresses of float32; `stride`, `width` and `row` are the
+        bytes from one query, key, or query's scores to the next. A step is `LANES` columns.
+        """
+
+        def generate(_, builder, __, arguments):
+            queries, stride, count, keys, width, scores, row, steps = arguments
+            every = LANES // together
+            starts = _rows_from(builder, queries, stride, together, count)
+            starts += _rows_from(builder, keys, width, every, LONG(every))
+
+            def add(step, sums):
+                skipped = builder.mul(step, LONG(4 * LANES))
+                lines = [
+                    builder.load(_at(builder, builder.add(start, skipped), LINE), align=4)
+                    for start in starts
+                ]
+                pairs = [(x, y) for x in lines[:together] for y in lines[together:]]
+                return _products_added(builder, pairs, sums)
+
+            found = _repeated(builder, steps, [LINE([0.0] * LANES)] * LANES, add)
+            sums = [found[ORDER.index(at)] for at in range(LANES)]
+            for low, high in STAGES:
+                sums = [
+                    builder.fadd(
+                        builder.shuffle_vector(a, b, PLACES(low)),
+                        builder.shuffle_vector(a, b, PLACES(high)),
+                    )
+                    for a, b in zip(sums[::2], sums[1::2], strict=True)
+                ]
+            targets = _rows_from(builder, scores, row, together, count)
+            kind = ir.VectorType(INT, every)
+            for at, target in enumerate(targets):
+                lanes = kind(list(range(at * every, (at + 1) * every)))
+                own = builder.shuffle_vector(sums[0], sums[0], lanes)
+                place = _at(builder, target, ir.VectorType(FLOAT, every))
+                builder.store(own, place, align=4)
+            return ir.Constant(BYTE.as_pointer(), None)
+
+        return types.void(*[types.int64] * 8), generate
+
+    return score
+
+
+def _weigher(together: int, vectors: int):
+    """Return an intrinsic for weighted sums of values, of `together` queries and so many vectors of
+    columns."""
+
+    @intrinsic
+    def weigh(context, weights, row, count, values, width, totals, stride, steps):
+        """Add to `totals`, of `count` queries, each of `steps` values times its weight, in turn.
+
+        `weights`, `values` and `totals` are addresses of float32; `row`, `width` and `stride` are
+        the bytes from one query's weights, value, or query's totals to the next.
+        """
+
+        def generate(_, builder, __, arguments):
+            weights, row, count, values, width, totals, stride, steps = arguments
+            rows = _rows_from(builder, weights, row, together, count)
+            places = [
+                builder.gep(_at(builder, start, LINE), [LONG(vector)])
+                for start in _rows_from(builder, totals, stride, together, count)
+                for vector in range(vectors)
+            ]
+
+            def add(step, sums):
+                line = _at(builder, builder.add(values, builder.mul(step, width)), LINE)
+                lines = [
+                    builder.load(builder.gep(line, [LONG(vector)]), align=4)
+                    for vector in range(vectors)
+                ]
+                weights = [_every_lane(builder, start, step) for start in rows]
+                return _products_added(builder, [(w, y) for w in weights for y in lines], sums)
+
+            before = [builder.load(place, align=4) for place in places]
+            for place, total in zip(places, _repeated(builder, steps, before, add), strict=True):
+                builder.store(total, place, align=4)
+            return ir.Constant(BYTE.as_pointer(), None)
+
+        return types.void(*[types.int64] * 8), generate
+
+    return weigh
+
+
+score_tile, score_line = _scorer(TOGETHER), _scorer(1)
+weigh_tile, weigh_line = _weigher(TOGETHER, 4), _weigher(TOGETHER, 1)

@@ -25,6 +25,7 @@ from numba import types
 from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
     COLUMNS,
+    LANES,
     TOGETHER,
     bits_of,
     call,
@@ -35,13 +36,17 @@ from ouroboros.engine.cpu_intrinsics import (
     multiply_block_ahead,
     next_item,
     pointer,
+    score_line,
+    score_tile,
+    weigh_line,
+    weigh_tile,
 )
 from ouroboros.jit import cache_folder, cached_in, compile_now
 
 HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
-BLOCK = 8  # keys that are reduced together; blocks begin at multiples of 8
-CHUNK = 64  # keys converted to float32 at a time, then used for all rows
+BLOCK = 16  # rows attend to whole blocks of positions, which begin at multiples of 16
+CHUNK, QUERIES = 32, 128  # keys converted to float32 at a time, and queries that use them
 DEPTH = 1024  # inputs per partial sum of oneDNN; half of it for layers with at most DEPTH inputs
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
@@ -120,46 +125,58 @@ def _turn(row, cos, sin, out, scale):
 
 
 @numba.njit(**FAST)
-def _copy(source, head, first, slots, target):
-    """Copy the keys or values of key head `head` to `target` [rows, width], as float32. Their slots
-    are `slots` or, if that is empty, consecutive ones from `first` on."""
-    for row in range(len(target)):
-        line = source[head, slots[row] if len(slots) else first + row]
-        for column in range(len(line)):
-            target[row, column] = _get(line, column)
+def _convert(source, target):
+    """Copy keys or values, [count, width], to the first columns of `target` as float32."""
+    width = source.shape[1]
+    if width == target.shape[1]:
+        every, to = source.reshape(-1), target.reshape(-1)
+        for at in range(len(every)):
+            to[at] = _get(every, at)
+    else:
+        for row in range(len(source)):
+            for column in range(width):
+                target[row, column] = _get(source[row], column)
+
+
+@numba.njit(**FAST)
+def _score(queries, keys, width, scores):
+    """Write the dot products of `queries` [n, columns] with the keys at an address, `width` bytes
+    each, to `scores` [n, keys]."""
+    stride, row, steps = queries.strides[0], scores.strides[0], queries.shape[1] // LANES
+    for at in range(0, len(queries), TOGETHER):
+        own, to = queries.ctypes.data + at * stride, scores.ctypes.data + at * row
+        left = len(queries) - at
+        if left > 1:
+            for key in range(0, scores.shape[1], LANES // TOGETHER):
+                start = keys + key * width
+                score_tile(own, stride, left, start, width, to + 4 * key, row, steps)
+        else:
+            for key in range(0, scores.shape[1], LANES):
+                score_line(own, stride, 1, keys + key * width, width, to + 4 * key, row, steps)
+
+
+@numba.njit(**FAST)
+def _weigh(weights, values, width, totals):
+    """Add the values at an address, `width` bytes each, to `totals` [n, columns], each times its
+    weight in `weights` [n, values], in turn."""
+    row, stride, steps = weights.strides[0], totals.strides[0], weights.shape[1]
+    for at in range(0, len(totals), TOGETHER):
+        own, to = weights.ctypes.data + at * row, totals.ctypes.data + at * stride
+        left, column = len(totals) - at, 0
+        while column + 4 * LANES <= totals.shape[1]:
+            past = 4 * column
+            weigh_tile(own, row, left, values + past, width, to + past, stride, steps)
+            column += 4 * LANES
+        while column < totals.shape[1]:
+            past = 4 * column
+            weigh_line(own, row, left, values + past, width, to + past, stride, steps)
+            column += LANES
 
 
 @numba.njit(forceinline=True, **FAST)
-def _multiply(query, keys, scores):
-    """Write the dot products of a query with eight keys to `scores`."""
-    k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
-    k4, k5, k6, k7 = keys[4], keys[5], keys[6], keys[7]
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
-    for column in range(len(query)):
-        x = query[column]
-        s0 += x * k0[column]
-        s1 += x * k1[column]
-        s2 += x * k2[column]
-        s3 += x * k3[column]
-        s4 += x * k4[column]
-        s5 += x * k5[column]
-        s6 += x * k6[column]
-        s7 += x * k7[column]
-    scores[0], scores[1], scores[2], scores[3] = s0, s1, s2, s3
-    scores[4], scores[5], scores[6], scores[7] = s4, s5, s6, s7
-
-
-@numba.njit(forceinline=True, **FAST)
-def _accumulate(weights, values, total):
-    """Add eight values, each times its weight, to `total`."""
-    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
-    w4, w5, w6, w7 = weights[4], weights[5], weights[6], weights[7]
-    v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
-    v4, v5, v6, v7 = values[4], values[5], values[6], values[7]
-    for column in range(len(total)):
-        x = total[column] + w0 * v0[column] + w1 * v1[column] + w2 * v2[column]
-        x += w3 * v3[column] + w4 * v4[column]
-        total[column] = x + w5 * v5[column] + w6 * v6[column] + w7 * v7[column]
+def _ordered(bits):
+    """Convert the bits of a float32 to an integer in the same order, or back."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
 @numba.njit(**FAST)
@@ -168,7 +185,10 @@ def _softmax(scores, skip, count):
     their sum."""
     scores[:skip] = -np.inf
     scores[count:] = -np.inf
-    top = scores.max()
+    highest = np.int32(-0x80000000)
+    for at in range(len(scores)):
+        highest = max(highest, _ordered(np.int32(bits_of(scores[at]))))
+    top = float_of(np.uint32(_ordered(highest)))
     for at in range(len(scores)):
         scores[at] = _exp(scores[at] - top)
     scores[:skip] = 0
@@ -180,61 +200,88 @@ def _softmax(scores, skip, count):
 
 
 @numba.njit(**FAST)
-def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tails, out):
-    """Attend with one key head's group of the scaled `queries`, [n, heads, width]; write to `out`.
+def _zeros(rows, width):
+    """Return float32 zeros of whole vectors of columns; rows begin at multiples of 64 bytes."""
+    columns = (width + LANES - 1) // LANES * LANES
+    memory = np.zeros(rows * columns + 16, np.float32)
+    skipped = -(memory.ctypes.data // 4) % 16
+    return memory[skipped : skipped + rows * columns].reshape(rows, columns)
 
-    First, all rows attend to the full blocks among the slots `0 ... straight - 1`, which are
-    converted to float32 once. Then each row attends to its remaining slots, which are gathered for
-    it. Both use the same loop, so the order of additions is the same. `lengths`, `straight`,
-    `tails` and `first` are those of `exact.Reach`.
+
+@numba.njit(**FAST)
+def _items(n, heads, kv_heads):
+    """Return the number of work items of `_attend` for so many rows."""
+    together = max(1, QUERIES * kv_heads // heads)
+    return (n + together - 1) // together * kv_heads
+
+
+@numba.njit(**FAST)
+def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tails, out):
+    """Attend with the scaled `queries`, [n, heads, width], of one work item: some rows, and the
+    query heads of one key head; write to `out`.
+
+    The slots that all of these rows attend to, without tails, are converted once for all of them;
+    a row's remaining slots are gathered for this row. Both are summed by the same code, in the
+    order of positions. See `exact.Reach` for `lengths`, `straight`, `tails` and `first`.
     """
+    group, head = queries.shape[1] // kv_heads, item % kv_heads
+    together = max(1, QUERIES // group)
+    row = item // kv_heads * together
+    queries, out = queries[row : row + together], out[row : row + together]
     n = len(queries)
-    full = straight // BLOCK * BLOCK
-    ends = (lengths + BLOCK - 1) // BLOCK * BLOCK
-    shared = np.arange(first.min() // CHUNK * CHUNK, full.max(), CHUNK)
-    room = max(CHUNK, (ends - full).max())
-    scores = np.empty((group * n, ends.max() + CHUNK), np.float32)
-    total = np.zeros((group * n, values.shape[2]), np.float32)
-    slots = np.empty(room, np.int64)
-    sums = np.empty(group * n, np.float32)
-    for weighting in range(2):
-        source = values if weighting else keys
-        block = np.zeros((room, source.shape[2]), np.float32)
-        for item in range(len(shared) + n):
-            row, rows, at, count = item - len(shared), 1, 0, 0
-            if row < 0:
-                row, rows, at = 0, n, shared[item]
-                count = min(CHUNK, full.max() - at)
-                _copy(source, kv_head, at, slots[:0], block[:count])
-            else:
-                at, count = full[row], lengths[row] - full[row]
-                for place in range(count):
-                    slots[place] = at + place
-                    if at + place >= straight[row]:
-                        slots[place] = tails[row, at + place - straight[row]]
-                _copy(source, kv_head, 0, slots, block[:count])
-                block[count : ends[row] - at] = 0
-            for r in range(row, row + rows):
-                end = ends[r] - at if item >= len(shared) else min(count, full[r] - at)
-                for place in range(max(0, first[r] - at) // BLOCK * BLOCK, end, BLOCK):
-                    eight = block[place : place + BLOCK]
-                    for g in range(group):
-                        weights = scores[g * n + r, at + place : at + place + BLOCK]
-                        if weighting:
-                            _accumulate(weights, eight, total[g * n + r])
-                        else:
-                            _multiply(queries[r, kv_head * group + g], eight, weights)
-        if not weighting:
-            for r in range(n):
-                low = first[r] // BLOCK * BLOCK
-                for g in range(group):
-                    seen = scores[g * n + r, low : ends[r]]
-                    sums[g * n + r] = _softmax(seen, first[r] - low, lengths[r] - low)
+    first, lengths = first[row : row + n], lengths[row : row + n]
+    straight, tails = straight[row : row + n], tails[row : row + n]
+    low, ends = first // BLOCK * BLOCK, (lengths + BLOCK - 1) // BLOCK * BLOCK
+    begin, stop = low.min(), straight.min() // BLOCK * BLOCK
+    alone = np.maximum(low, stop)
+    room = max(CHUNK, (ends - alone).max())
+    scores = np.empty((n * group, ends.max() - begin), np.float32)
+    asked, total = _zeros(n * group, queries.shape[2]), _zeros(n * group, values.shape[2])
     for r in range(n):
         for g in range(group):
-            target = out[r, kv_head * group + g]
-            for column in range(len(target)):
-                _put(target, column, total[g * n + r, column] / sums[g * n + r])
+            asked[r * group + g, : queries.shape[2]] = queries[r, head * group + g]
+    sums = np.empty(n * group, np.float32)
+    for weighting in range(2):
+        source = values if weighting else keys
+        block = _zeros(room, source.shape[2])
+        for at in range(begin, stop, CHUNK):
+            count = min(CHUNK, stop - at)
+            lines, seen = source[head, at : at + count], scores[:, at - begin : at - begin + count]
+            start, width = lines.ctypes.data, lines.strides[0]
+            if source.itemsize == 2 or lines.shape[1] < block.shape[1]:
+                _convert(lines, block[:count])
+                start, width = block.ctypes.data, block.strides[0]
+            if weighting:
+                _weigh(seen, start, width, total)
+            else:
+                _score(asked, start, width, seen)
+        for r in range(n):
+            at, count = alone[r], lengths[r] - alone[r]
+            if not count:
+                continue
+            for place in range(count):
+                slot = at + place
+                if slot >= straight[r]:
+                    slot = tails[r, slot - straight[r]]
+                _convert(source[head, slot : slot + 1], block[place : place + 1])
+            block[count : ends[r] - at] = 0
+            start, width = block.ctypes.data, block.strides[0]
+            own = slice(r * group, r * group + group)
+            seen = scores[own, at - begin : ends[r] - begin]
+            if weighting:
+                _weigh(seen, start, width, total[own])
+            else:
+                _score(asked[own], start, width, seen)
+        if not weighting:
+            for q in range(n * group):
+                r = q // group
+                scores[q, : low[r] - begin] = 0
+                seen = scores[q, low[r] - begin : ends[r] - begin]
+                sums[q] = _softmax(seen, first[r] - low[r], lengths[r] - low[r])
+    for q in range(n * group):
+        target = out[q // group, head * group + q % group]
+        for column in range(len(target)):
+            _put(target, column, total[q, column] / sums[q])
 
 
 @numba.njit(**FAST)
@@ -446,10 +493,10 @@ def _compile(dtype: torch.dtype) -> Kernels:
         straight = numba.carray(pointer(a[14]), (n,), np.int64)
         tails = numba.carray(pointer(a[15]), (n, a[16]), np.int64)
         first = numba.carray(pointer(a[17]), (n,), np.int64)
-        group, head = heads // kv_heads, next_item(a)
-        while head < a[1]:
-            _attend(head, group, queries, keys, values, first, lengths, straight, tails, out)
-            head = next_item(a)
+        item, items = next_item(a), _items(n, heads, kv_heads)
+        while item < items:
+            _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tails, out)
+            item = next_item(a)
 
     def gate(a):
         both = numba.carray(pointer(a[4]), (a[2], 2, a[3]), kind)
@@ -485,7 +532,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
         both = numba.carray(pointer(a[35]), (n, 2 * inner), kind)
         gated = numba.carray(pointer(a[36]), (n, inner), kind)
         heads_of_row = qkv.reshape(n, heads + 2 * kv_heads, head_width)
-        every, group = np.arange(n), heads // kv_heads
+        every = np.arange(n)
         row = next_item(counter_at(counter))
         while row < n:
             residual[row] = embeddings[ids[row]]
@@ -521,15 +568,19 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 )
                 row = next_item(counter_at(counter))
             counter = _wait(barrier, counter)
-            item = next_item(counter_at(counter))
-            while item < kv_heads * len(parts):
-                part = parts[item // kv_heads]
+            item, at, before = next_item(counter_at(counter)), 0, 0
+            while at < len(parts):
+                part = parts[at]
                 rows = part[1] - part[0]
+                items = _items(rows, heads, kv_heads)
+                if item >= before + items:
+                    at, before = at + 1, before + items
+                    continue
                 shape = (kv_heads, part[3], head_width)
                 past = index * kv_heads * part[3] * head_width * size
                 _attend(
-                    item % kv_heads,
-                    group,
+                    item - before,
+                    kv_heads,
                     queries[part[0] : part[1]],
                     numba.carray(pointer(part[4] + past), shape, kind),
                     numba.carray(pointer(part[5] + past), shape, kind),

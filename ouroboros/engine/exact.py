@@ -6,8 +6,8 @@ position alone:
 
 - Linear layers use weights in oneDNN's layout, with which a row's result does not depend on the
   number of rows in the call, if there are at least four. Fewer rows are padded to four.
-- Attention adds up keys in the order of their positions, in blocks of eight that begin at multiples
-  of eight. A tree's slots are not in this order, so the slots of a node's ancestors are gathered.
+- Attention computes each score alone and adds up values in the order of their positions. A tree's
+  slots are not in this order, so the slots of a node's ancestors are gathered.
 - Norms already work row by row; activations and rotary embeddings do so after padding.
 
 So trees of any shape, prompts fed in chunks of any size and standard decoding give bitwise
@@ -41,7 +41,6 @@ from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
-MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
 MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
 LANES = 64  # most elements that torch computes together: two vectors of bfloat16
 GRAIN, SERIAL = 32768, 16384  # torch's elements per thread; a size that one thread computes
@@ -186,20 +185,13 @@ def attend(
     capacities = keys.stride(0) // width, values.stride(0) // out_width
     out = torch.empty(n, heads, out_width, dtype=keys.dtype)
     lengths, straight, tails, first = reach.addresses
-    columns, first = reach.tails.shape[1], first + 8 * n * sliding
-    for row in range(0, n, MOST_ROWS):
-        rows, skipped = min(MOST_ROWS, n - row), 8 * row
-        kernels(keys.dtype).attend(
-            kv_heads,
-            *(rows, heads, kv_heads, width, out_width, *capacities),
-            queries.data_ptr() + 4 * row * heads * width,
-            keys.data_ptr(),
-            values.data_ptr(),
-            out.data_ptr() + out.element_size() * row * heads * out_width,
-            *(lengths + skipped, straight + skipped, tails + skipped * columns, columns),
-            first + skipped,
-            threads=torch.get_num_threads() if reach.total * heads * width > MANY else 1,
-        )
+    kernels(keys.dtype).attend(
+        n * kv_heads,
+        *(n, heads, kv_heads, width, out_width, *capacities),
+        *(queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
+        *(lengths, straight, tails, reach.tails.shape[1], first + 8 * n * sliding),
+        threads=torch.get_num_threads() if reach.total * heads * width > MANY else 1,
+    )
     return out
 
 
