@@ -19,10 +19,8 @@ bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=0.32 $(ARGS)
 
 test: QUICK := -m 'not slow'
-test-all: EXACT := tests/engine/test_exact_static.py
 test test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(QUICK) $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(QUICK) tests/engine/test_triton.py $(EXACT)
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .

@@ -7,11 +7,12 @@ together, and the CPU. Without a writable folder every process compiles again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import PickleError
 from typing import Any, TypeVar
@@ -50,6 +51,21 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
         CONFIG.CACHE_DIR = configured
 
 
+@contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Hold a cache folder's lock, so that of several processes one compiles and the others load."""
+    if folder is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
     """Call `compile_all`, which compiles functions or loads them from the cache `folder`; return
     its result. Log a warning first if the cache is empty; `what` names the functions there.
@@ -62,7 +78,8 @@ def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: st
         log.warning(f"compiling {what} for this machine takes up to 20 s, {often}")
     for attempt in range(100):
         try:
-            return compile_all()
+            with locked(folder):
+                return compile_all()
         except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
             if folder is None or attempt == 99:
                 raise

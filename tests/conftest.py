@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import os
 import sys
 
@@ -16,7 +17,10 @@ with contextlib.redirect_stderr(sys.__stderr__):
     import absl.logging  # noqa: F401
 import pytest
 import torch
+import yaml
 from hypothesis import HealthCheck, settings
+
+yaml.SafeLoader = yaml.CSafeLoader  # Hydra composes hundreds of configs
 
 settings.register_profile(
     "repeatable",
@@ -41,6 +45,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip what needs a GPU, or Triton's interpreter, where there is none."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    interpreted = importlib.util.find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1"
+    if item.get_closest_marker("triton") and not (interpreted or torch.cuda.is_available()):
+        pytest.skip("needs a GPU, or Triton's interpreter")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import CONTEXT, gpt2, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, gpt2, llama, mostly_slow, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
@@ -160,7 +160,9 @@ def verdicts(found: dict[str, list]) -> set[str]:
     return {finding.verdict for findings in found.values() for finding in findings}
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(BUGS, quick=["shifted mask", "end kept one token too long"])
+)
 def test_a_planted_bug_is_convicted(model, monkeypatch, name):
     engine_class, plant, choose = BUGS[name]
     eos = ENDS if "end" in name else ()
@@ -172,7 +174,11 @@ def test_a_planted_bug_is_convicted(model, monkeypatch, name):
     assert any(finding.verdict == "BUG" for finding in found["ouroboros"])
 
 
-@pytest.mark.parametrize(("choose", "eos"), [(argmax, ENDS), (SAMPLED, ())], ids=["ends", "T=0.8"])
+@pytest.mark.parametrize(
+    ("choose", "eos"),
+    mostly_slow([(argmax, ENDS), (SAMPLED, ())], quick=[(SAMPLED, ())]),
+    ids=["ends", "T=0.8"],
+)
 def test_without_a_bug_all_are_identical(model, choose, eos):
     found = audited(model, CachedModel(model), references(model, choose, eos), choose, eos)
     assert verdicts(found) == {"identical"}
@@ -310,6 +316,7 @@ def test_the_shift_reaches_over_a_cut(settings, logits, gains, token, most):
     assert 0 < shift < most
 
 
+@pytest.mark.slow
 def test_rejecting_rules_other_than_argmax(model):
     """Repetition penalty and sampling: the same verdicts by the same rule of choice."""
     penalty = [RepetitionPenaltyLogitsProcessor(1.3)]

@@ -70,6 +70,7 @@ def test_an_edited_drafter_does_not_resume_and_failures_are_kept(mine, run_bench
         assert told in run_bench(*rule, change, "retry_failed=true")[2]
 
 
+@pytest.mark.slow
 def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench, monkeypatch):
     folder = mine / "out"
     for role in ("target", "draft"):

@@ -85,6 +85,7 @@ def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
     assert len(audit.splitlines()) == 3 and "BUG" not in audit
 
 
+@pytest.mark.slow
 def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     arguments = job(tmp_path / "two", "parallel=tree", "audit=none")
     propose, calls = OnFirstRank.propose, []

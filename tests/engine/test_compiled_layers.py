@@ -79,6 +79,7 @@ def test_two_models_are_compiled_few_times(monkeypatch):
     assert len(made) <= MOST_COMPILATIONS
 
 
+@pytest.mark.slow
 def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     """Dynamo would leave its layers as they are, in silence."""
     made: list = []
@@ -104,7 +105,8 @@ def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     assert "not found" in why_different(model.engine, model.engine)
 
 
-@pytest.mark.parametrize("family", mostly_slow([gemma3, gpt2], quick=[gpt2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [gemma3, gpt2])
 def test_other_families_compile(family):
     model = family()
     agree(compiled(model, "eager"), CachedModel(model, engine="eager"), (4,), (3, 1))
@@ -143,7 +145,7 @@ def test_projections_of_another_quantisation_are_left_alone():
     assert fuse_projections(layer) == []
 
 
-@pytest.mark.parametrize("kind", ["int8", "tuned"])
+@pytest.mark.parametrize("kind", mostly_slow(["int8", "tuned"], quick=["int8"]))
 def test_products_are_fused_and_a_lone_row_has_code_of_its_own(kind, monkeypatch):
     """Of int8 weights always, of others where the engine is asked to; one for each input."""
     made = []
@@ -181,7 +183,7 @@ def test_one_product_is_made_once():
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2
 
 
-@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize("tuned", mostly_slow([True, False], quick=[False]))
 def test_one_node_goes_the_faster_way(monkeypatch, tuned):
     pretend(monkeypatch)
     model = llama()

@@ -61,7 +61,7 @@ EIGHT = list(product([*FIVE, "mistral", "qwen2", "qwen3"], DTYPES))
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), mostly_slow(EIGHT, quick=[EIGHT[0], *EIGHT[1::2]]), ids=str
+    ("name", "dtype"), mostly_slow(EIGHT, quick=[EIGHT[0], *EIGHT[1::6]]), ids=str
 )
 def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 4) == 0
@@ -133,7 +133,7 @@ def test_a_thousand_nodes_have_the_bits_of_single_steps(name, dtype) -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "dtype"),
-    mostly_slow(product([0.0, 0.8], DTYPES), quick=[(0.0, DTYPES[0]), (0.8, DTYPES[1])]),
+    mostly_slow(product([0.0, 0.8], DTYPES), quick=[(0.8, DTYPES[1])]),
 )
 def test_every_decoder_writes_the_text_of_plain_decoding_in_half_precision(
     temperature, dtype

@@ -1,21 +1,21 @@
 """Exact calls on a GPU: logits have the bits of single steps, in trees, pieces and joint calls.
 
 The engine is tested on a CPU: with its two kernels replaced by torch code that computes row by row,
-and with the kernels themselves in Triton's interpreter (as tests/engine/test_triton.py is).
+and with the kernels themselves in Triton's interpreter (which tests/engine/test_triton.py starts).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
+from itertools import product
 
 import pytest
 import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, Speculative
 from pretended_cuda import Graph, pretend
-from tiny import RandomDrafter, build, llama, noisy, prompt_of
+from tiny import RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, decode
 from ouroboros.decode import begin, together
@@ -27,14 +27,13 @@ from ouroboros.select import Argmax, Sampler
 from ouroboros.tree import TokenTree
 
 ON_GPU = torch.cuda.is_available()
-RUNS = triton_exact.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
-needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
 DEVICE = "cuda" if ON_GPU else "cpu"
 ROWS = 16
+CHOICES = [Argmax(), Sampler(temperature=0.8, seed=3)]
 NAMES = ("llama", "mistral", "gemma3_text", "qwen2", "phi", "opt")
 KERNELS = triton_exact.exact_attention, triton_products.exact_product
 SLOW = [] if ON_GPU else [pytest.mark.slow]  # the interpreter takes minutes for a model
-INTERPRETED = pytest.param("kernels", marks=[needs_triton, *SLOW])
+INTERPRETED = pytest.param("kernels", marks=[pytest.mark.triton, *SLOW])
 
 
 @torch.library.custom_op("ouroboros::attend_row_by_row", mutates_args=())  # so that it is captured
@@ -161,8 +160,12 @@ def different_nodes(model: CachedModel, trees: int, *, nodes: int = 24) -> int:
     return different
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+EVERY = list(product(NAMES, (torch.float32, torch.bfloat16)))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), mostly_slow(EVERY, quick=[EVERY[0], EVERY[5], EVERY[11]]), ids=str
+)
 def test_a_node_has_the_bits_of_single_steps(exact, name, dtype):
     assert different_nodes(exact(model_of(name, dtype)), 3) == 0
 
@@ -217,8 +220,10 @@ def test_a_deep_tree_of_more_rows_than_a_call_has_the_bits_of_single_steps(
     assert torch.equal(steps, scored[path])
 
 
-@pytest.mark.parametrize("choose", [Argmax(), Sampler(temperature=0.8, seed=3)], ids=["0", "0.8"])
-@pytest.mark.parametrize("backend", [None, "eager"], ids=["captured", "compiled"])
+@pytest.mark.parametrize(
+    ("backend", "choose"),
+    mostly_slow(product([None, "eager"], CHOICES), quick=[(None, CHOICES[1])]),
+)
 def test_every_decoder_writes_the_text_of_plain_decoding_by_replayed_graphs(
     exact, monkeypatch, backend, choose
 ):
@@ -398,9 +403,12 @@ def test_a_model_on_a_gpu_gets_this_engine_and_what_changes_is_noticed(exact, mo
     assert different_nodes(target, 1) == 0
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 128), (3, 3, 80), (40, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"),
+    mostly_slow([(14, 2, 128), (3, 3, 80), (40, 1, 256)], quick=[(3, 3, 80)]),
+)
 def test_attention_has_the_same_bits_whatever_else_the_call_has(heads, kv_heads, width, dtype):
     """Alone, among other rows, and with a longer table; they are those of torch up to rounding."""
     draw = torch.Generator().manual_seed(0)
@@ -426,7 +434,7 @@ def test_attention_has_the_same_bits_whatever_else_the_call_has(heads, kv_heads,
         assert torch.equal(alone[0, 0], together[0, row])
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
 def test_a_row_of_a_product_has_the_same_bits_among_any_rows(int8, dtype):

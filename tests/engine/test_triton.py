@@ -1,7 +1,7 @@
 """The Triton kernels against torch's attention and matrix products in float64.
 
 On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and a numpy below 2.4,
-which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_triton.py
+which Triton 3.6's interpreter needs), in a process of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,25 +25,39 @@ from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.tree import TokenTree
 
 ON_GPU = torch.cuda.is_available()
-RUNS = triton_attention.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
 TRITON = triton_attention.triton is not None and os.environ.get("TRITON_INTERPRET") != "1"
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by architecture
-needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
 DEVICE = "cuda" if ON_GPU else "cpu"
 BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multiply it
 
 
-@needs_triton
+@pytest.mark.skipif(not TRITON or ON_GPU, reason="needs Triton, and no GPU")
+@pytest.mark.parametrize("which", mostly_slow(["not slow", "slow"], quick=["not slow"]))
+def test_the_kernels_in_tritons_interpreter(which):
+    files = [__file__, Path(__file__).with_name("test_exact_static.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", f"triton and {which}", *files],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stdout[-4000:]
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "n", "slots", "width"),
-    [
-        (4, 2, 1, 64, 16),
-        (14, 2, 5, 300, 32),
-        (8, 8, 3, 130, 16),
-        (7, 1, 40, 512, 64),
-        (14, 2, 24, 200, 128),  # the width of the real shapes
-    ],
+    mostly_slow(
+        [
+            (4, 2, 1, 64, 16),
+            (14, 2, 5, 300, 32),
+            (8, 8, 3, 130, 16),
+            (7, 1, 40, 512, 64),
+            (14, 2, 24, 200, 128),  # the width of the real shapes
+        ],
+        quick=[(4, 2, 1, 64, 16), (14, 2, 5, 300, 32)],
+    ),
 )
 def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype):
     draw = torch.Generator().manual_seed(0)
@@ -78,32 +94,40 @@ JOINT = [  # cached tokens, missing tokens, parents of a tree, and how many of i
 ]
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "window"),
+    ("heads", "kv_heads", "window", "size"),
     mostly_slow(
-        [(*heads, window) for heads in ((14, 2), (2, 2), (70, 1)) for window in (None, 6, 50)],
-        quick=[(14, 2, 6), (2, 2, None)],
+        [
+            (4, 2, 6, 16),
+            *((*h, window, 64) for h in ((14, 2), (2, 2), (70, 1)) for window in (None, 6, 50)),
+        ],
+        quick=[(4, 2, 6, 16)],
     ),
 )
-def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(heads, kv_heads, window, dtype):
-    """Each token by the table, among other sequences', against torch's with the sequence's mask."""
+def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(
+    heads, kv_heads, window, size, dtype
+):
+    """Each token by the table, among other sequences', against torch's with the sequence's mask.
+    A call of 16 tokens has no place for the largest tree."""
     draw, width, device = torch.Generator().manual_seed(0), 16, torch.device(DEVICE)
     shape = LayerShape(kv_heads, width, width, dtype, device)
     types = None if window == 6 else ("full_attention", "sliding_attention")
     info = ModelInfo(999, window, types if window else None, 99, device, dtype, [shape])
     shared, parts = SharedSlots(info.layers), []
     for known, missing, parents, held in JOINT:
+        if len(parents) > size:
+            continue
         tree = TokenTree((1,) * len(parents), parents).with_logits_at(range(held, len(parents)))
         parts.append((shared.slab(256), Layout(known, [1] * missing, tree, held)))
     for pool in shared.whole.pools[shape]:
         pool.copy_(torch.randn(pool.shape, generator=draw))
     most = triton_attention.block_tokens(heads, kv_heads)
     spare = shared.whole.capacity - 1
-    words = torch.from_numpy(pack_jointly(parts, info, size=64, most=most, spare=spare))
-    _, _, _, slots, tables = unpack_jointly(words.to(device), info, 64)
-    query = torch.randn(1, 64, heads, width, generator=draw).to(device, dtype).transpose(1, 2)
+    words = torch.from_numpy(pack_jointly(parts, info, size=size, most=most, spare=spare))
+    _, _, _, slots, tables = unpack_jointly(words.to(device), info, size)
+    query = torch.randn(1, size, heads, width, generator=draw).to(device, dtype).transpose(1, 2)
     key, value = (pool[:1, :] for pool in shared.whole.pools[shape])
     for kind, table in tables.items() if window == 50 else [("sliding_attention", tables)]:
         found, end = triton_attention.tree_attention(query, key, value, table, 0.3).double(), 0
@@ -130,11 +154,12 @@ def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(heads, kv_heads
             assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
 @pytest.mark.parametrize("int8", [True, False], ids=["int8", "plain"])
 @pytest.mark.parametrize(
-    ("rows", "depth", "outputs"), [(1, 96, 48), (5, 600, 70), (17, 64, 33), (70, 130, 16)]
+    ("rows", "depth", "outputs"),
+    mostly_slow([(1, 96, 48), (5, 600, 70), (17, 64, 33), (70, 130, 16)], quick=[(17, 64, 33)]),
 )
 def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype):
     """With depths and outputs that no block divides, of rows that are not behind one another."""
@@ -165,7 +190,7 @@ def test_calls_that_it_does_not_fit_are_left_to_torch():
     assert not triton_attention.fits(query, query, query, None)
 
 
-@needs_triton
+@pytest.mark.triton
 def test_it_is_tried_where_it_is_to_run():
     assert triton_attention.why_no_kernel(torch.device(DEVICE), torch.float32, 32) is None
 
@@ -213,9 +238,18 @@ SIZES = [(16, False), (32, False), (64, False), (64, True)]
 
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
-@pytest.mark.parametrize("arch", SHARED_BYTES)
-@pytest.mark.parametrize("jointly", [False, True], ids=["alone", "jointly"])
-@pytest.mark.parametrize(("rows", "whole"), mostly_slow(SIZES, quick=SIZES[-1:]))
+@pytest.mark.parametrize(
+    ("rows", "whole", "jointly", "arch"),
+    mostly_slow(
+        [
+            (*size, jointly, arch)
+            for size in SIZES
+            for jointly in (False, True)
+            for arch in (80, 90)
+        ],
+        quick=[(64, True, True, 90)],
+    ),
+)
 def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, tmp_path):
     """In bfloat16 for heads of 128, as the real shapes have them: two programs to a multiprocessor,
     and nothing spilt."""
@@ -232,7 +266,7 @@ def test_it_compiles_for_devices_that_are_not_here(rows, whole, jointly, arch, t
 
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
-@pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize("arch", mostly_slow(SHARED_BYTES, quick=[90]))
 def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path):
     types = dict.fromkeys(("sums", "tops", "totals"), "*fp32") | {"out": "*bf16"}
     constants = {"WIDTH": 128, "PARTS": triton_attention.MOST_PARTS}
@@ -242,8 +276,10 @@ def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path
 
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
-@pytest.mark.parametrize("int8", [True, False], ids=["int8", "plain"])
-@pytest.mark.parametrize("block", triton_products.BLOCKS, ids=str)
+@pytest.mark.parametrize(
+    ("block", "int8"),
+    mostly_slow(product(triton_products.BLOCKS, (True, False)), quick=[((64, 256, 4, 3), True)]),
+)
 def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     """With the largest number of rows, without spilling, in a Hopper's shared memory; blocks of 64
     outputs use its own matrix instructions."""
@@ -263,8 +299,10 @@ EXACT = [("bf16", 2, "tf32"), ("fp16", 2, "tf32"), ("fp32", 4, "ieee")]
 
 
 @pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
-@pytest.mark.parametrize("arch", SHARED_BYTES)
-@pytest.mark.parametrize(("dtype", "size", "precision"), EXACT)
+@pytest.mark.parametrize(
+    ("dtype", "size", "precision", "arch"),
+    mostly_slow([(*one, arch) for one in EXACT for arch in (80, 90)], quick=[(*EXACT[0], 90)]),
+)
 def test_exact_kernels_compile_for_devices_that_are_not_here(
     dtype, size, precision, arch, tmp_path
 ):

@@ -71,6 +71,7 @@ def drafted_text(seed: int) -> RecordedRun:
     return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:500]))
 
 
+@pytest.mark.slow
 def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path):
     recorded = [drafted_text(seed) for seed in range(12)]
     draft = SimulatedDraft(0.7, RecordedRuns(recorded, vocab_size=400))

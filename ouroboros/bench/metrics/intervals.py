@@ -57,12 +57,18 @@ def paired(
     The sums are over the repeats that both finished and whose four values are known and not 0; with
     `equal`, only over those in which both generated the same tokens.
     """
-    names = [amount, per, "new_tokens"]
-    pairs = baseline[names].add_suffix("_base").join(samples[names], how="inner")
+    at = samples.index.get_indexer(baseline.index)
+    sides = (baseline, np.flatnonzero(at >= 0)), (samples, at[at >= 0])
+    values = np.array(
+        [f[name].to_numpy(float)[rows] for f, rows in sides for name in (amount, per)]
+    )
+    known = ((values != 0) & ~np.isnan(values)).all(0)
     if equal:
-        pairs = pairs[pairs["new_tokens_base"] == pairs["new_tokens"]]
-    sums = pairs[[f"{amount}_base", f"{per}_base", amount, per]].replace(0, np.nan).dropna()
-    return sums.groupby(level="example", sort=False).sum().to_numpy(float).T
+        own, other = (frame["new_tokens"].to_numpy()[rows] for frame, rows in sides)
+        known &= own == other
+    examples = baseline.index.get_level_values("example")[at >= 0]
+    prompts = pd.factorize(examples[known])[0]
+    return np.array([np.bincount(prompts, row[known]) for row in values])
 
 
 def speedup(

@@ -84,6 +84,7 @@ def test_marks_do_not_depend_on_the_order_of_decoders():
     assert len(looks) == len(names) and len({mark.colour for mark, _ in SOURCES.values()}) > 8
 
 
+@pytest.mark.slow
 def test_a_figure_is_the_same_bytes_each_time(summary_of, tmp_path):
     summary = summary_of()
     one, two = (style.inline_svg(plots.bars(summary, plots.SPEED)) for _ in range(2))

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from bench_models import TextTask, bench_of, byte_tokenizer, tiny_llama
 from bench_models import ran as started
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
 from ouroboros.baselines.hf import HFGenerate
+from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros
 from ouroboros.audit.report import audit_markdown, control_table, tally, verdict
@@ -59,8 +61,11 @@ def tamper(folder: ResultsFolder, decoder: str, change) -> None:
     folder.write_text(SAMPLES, "".join(lines))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_k=20)])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+HOT = Sampling(temperature=0.9, top_k=20)
+RULES = list(product((Sampling(), HOT), (1.0, 1.3)))
+
+
+@pytest.mark.parametrize(("sampling", "penalty"), mostly_slow(RULES, quick=RULES[1:3]))
 def test_a_right_run_is_identical(pair, tmp_path, sampling, penalty):
     decoders = job_of(pair).decoders
     if penalty != 1.0:
@@ -89,7 +94,9 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(BUGS, quick=["another token", "truncated at a stop", "missing"])
+)
 def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
     job = job_of(pair)
     folder = run(job, tmp_path)

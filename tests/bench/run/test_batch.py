@@ -64,7 +64,9 @@ def counts(samples, name: str) -> dict:
     }
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.fixture(
+    scope="module", params=mostly_slow([0.0, 0.8], quick=[0.8]), ids=["greedy", "sampled"]
+)
 def alone(request, pair, tmp_path_factory):
     """The samples of a run whose prompts are decoded one by one, and their sampling."""
     sampling = Sampling(temperature=request.param)
@@ -85,7 +87,10 @@ def test_every_decoder_has_the_texts_and_counts_of_each_prompt_alone(pair, alone
         assert counts(found, name) == counts(expected, name)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)])
+BOTH = [Sampling(), Sampling(temperature=0.8)]
+
+
+@pytest.mark.parametrize("sampling", mostly_slow(BOTH, quick=BOTH[1:]))
 def test_the_audit_holds_each_row_against_its_prompt_alone(pair, tmp_path, sampling):
     """Rows against greedy's of the batch, and these against transformers' own calls for the prompt
     alone: a batch whose rows are all wrong in the same way is a bug too."""
@@ -176,7 +181,7 @@ def test_a_row_that_fails_leaves_the_others(pair, tmp_path, refill, monkeypatch)
         assert sample is failed or sample.new_tokens == found[example, "greedy", 0].new_tokens
 
 
-@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("refill", mostly_slow([False, True], quick=[True]))
 def test_a_run_that_was_cut_off_goes_on_where_it_was(pair, tmp_path, refill):
     class Stop(list):
         """Interrupts after four new samples."""

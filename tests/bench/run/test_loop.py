@@ -7,7 +7,6 @@ import pytest
 from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
 from pretended_cuda import pretend
-from tiny import mostly_slow
 
 from ouroboros.bench.run import folder as folders
 from ouroboros.bench.run import loop
@@ -163,7 +162,8 @@ def test_a_full_file_takes_no_more_trees(pair, tmp_path, monkeypatch):
     assert len(ran(job(pair, DRAFTERS), tmp_path).load_trees()) == 1
 
 
-@pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], quick=[0.8]))
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature):
     """Calls are captured before the warm-up, choices of every size during it."""
     pretend(monkeypatch)
