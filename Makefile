@@ -20,7 +20,7 @@ bench: $(INSTALLED)
 
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(QUICK) $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .

@@ -86,6 +86,18 @@ def ran(bench: Bench, path, *, facts=(), seen=None, **options) -> ResultsFolder:
     return folder
 
 
+class Stop(list):
+    """Interrupts a run after some samples."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def append(self, sample) -> None:
+        super().append(sample)
+        if len(self) >= self.most:
+            raise KeyboardInterrupt
+
+
 class Moody(RootOnly):
     """Fails on its first prompt while `bad`."""
 

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,6 +32,21 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+LONGEST = (  # files that two workers begin with: one compiles the CPU kernels, one the drafter
+    *("engine/test_exact.py", "cli/test_conf.py", "engine/test_triton.py", "test_generate.py"),
+    *("cli/test_costs.py", "cli/test_advise.py", "cli/test_errors.py", "audit/test_audit.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that no worker is left alone with one at the end."""
+    order = {
+        Path(__file__).resolve().parent.joinpath(name).resolve(): at
+        for at, name in enumerate(LONGEST)
+    }
+    items.sort(key=lambda item: order.get(item.path.resolve(), len(order)))
 
 
 def pytest_collection_finish() -> None:

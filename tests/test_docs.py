@@ -36,12 +36,16 @@ def commands_of(text: str) -> list[list[str]]:
     return [shlex.split(code)[1:] for code in known if code.startswith("ouroboros ")]
 
 
-SHOWN = [
-    pytest.param(words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}")
-    for page in PAGES
+SHOWN = {
+    " ".join(words): pytest.param(
+        words,
+        id=f"{page.relative_to(ROOT)}: {' '.join(words)}",
+        marks=[pytest.mark.slow] if words[0] in HYDRA and page.parent != ROOT else [],
+    )
+    for page in reversed(PAGES)  # the first page that shows a command keeps it
     for words in commands_of(page.read_text("utf-8"))
     if words != ["..."]
-]
+}
 
 
 def accept(words: list[str]) -> None:
@@ -62,7 +66,7 @@ def first_of(override: str) -> str:
     return override if value[:1] in "[{" else f"{key}={value.split(',')[0]}"
 
 
-@pytest.mark.parametrize("words", SHOWN)
+@pytest.mark.parametrize("words", SHOWN.values())
 def test_a_command_that_is_shown_is_accept(words):
     if words[0].startswith("-"):
         assert words[0] in ("--help", "--version")

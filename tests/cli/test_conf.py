@@ -7,6 +7,7 @@ import pytest
 from bench_models import byte_tokenizer, tiny_pair
 from composing import ROOT, composed, names
 from hydra.utils import get_class
+from tiny import mostly_slow
 
 from ouroboros import Ouroboros, argmax, standin, vocab
 from ouroboros.bench.run.config import RunConfig
@@ -40,7 +41,10 @@ def test_every_task_composes_and_has_examples_to_try(name):
     assert len(examples) >= 4
 
 
-@pytest.mark.parametrize("name", sorted({*names("decoder")} - {"llama_cpp", "llama_cpp_lookup"}))
+DECODERS = sorted({*names("decoder")} - {"llama_cpp", "llama_cpp_lookup"})
+
+
+@pytest.mark.parametrize("name", mostly_slow(DECODERS, quick=DECODERS[::3]))
 def test_every_decoder_composes_alone_and_can_be_built(name):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]
@@ -72,7 +76,10 @@ def test_a_saved_pool_is_loaded(tmp_path):
 TABLES = [name for name in names("experiment") if name.endswith("b")]
 
 
-@pytest.mark.parametrize("name", names("experiment"))
+QUICK = [TABLES[0], "ablation", "context_length", "gpu_headline_all", "warm_start_other_task"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(names("experiment"), quick=QUICK))
 def test_every_experiment_is_a_run(name):
     config = composed(f"experiment={name}")
     assert config["results_dir"].startswith("results/") and len(config["decoder"]) > 1

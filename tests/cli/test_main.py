@@ -39,16 +39,13 @@ def told(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_help_fits_on_80_columns(told, name):
+def test_help_fits_on_80_columns_and_tells_the_defaults_there_are(told, name):
     code, text, _ = told(*([name] if name else []), "--help")
     assert not code and "ouroboros" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert len(text.splitlines()) < 50
-
-
-@pytest.mark.parametrize("name", HYDRA)
-def test_help_tells_the_defaults_there_are(told, name):
-    _, text, _ = told(name, "--help")
+    if name not in HYDRA:
+        return
     config = OmegaConf.create(composed(name=HYDRA[name]))
     groups = {"model": "reference", "task": "humaneval", "shapes": "full"}
     options = {key: value for key, value, _ in OPTION.findall(text)}

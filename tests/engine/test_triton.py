@@ -95,7 +95,9 @@ JOINT = [  # cached tokens, missing tokens, parents of a tree, and how many of i
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
+@pytest.mark.parametrize(
+    "dtype", mostly_slow([torch.float32, torch.float16, *BFLOAT16], quick=[torch.float32])
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "window", "size"),
     mostly_slow(

@@ -17,6 +17,7 @@ from ouroboros.cli.main import COMMANDS
 ALL = ROOT / "scripts" / "reproduce" / "all.sh"
 TABLES = re.findall(r'^TABLES="(.*?)"', ALL.read_text(), re.DOTALL | re.MULTILINE)[0].split()
 SCRIPTS = sorted((ROOT / "scripts" / "gpu").glob("*.sh"))
+QUICK = (TABLES[0], SCRIPTS[-1])
 GPU = [path for path in SCRIPTS if path.stem not in ("all", "common")]
 CONFIGS = {"bench": "config", "profile": "profiling", "advise": "advise"}
 SCRIPT = """
@@ -121,7 +122,10 @@ def test_a_table_that_is_not_known_is_refused():
 
 @pytest.mark.parametrize(
     "script",
-    [*((ALL, table) for table in TABLES), *((path,) for path in GPU)],
+    [
+        pytest.param(script, marks=[] if script[-1] in QUICK else pytest.mark.slow)
+        for script in [*((ALL, table) for table in TABLES), *((path,) for path in GPU)]
+    ],
     ids=lambda script: getattr(script[-1], "stem", script[-1]),
 )
 def test_every_scripts_commands_are_accepted(script):

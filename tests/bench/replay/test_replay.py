@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from bench_models import tiny_pair
+from bench_models import TextTask
 from ouroboros.baselines import (
     Greedy,
     HFGenerate,
@@ -29,31 +29,15 @@ from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.run.tree_recorder import prefix_keys
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.bench.tasks.task import Example
 from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 LOOK = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 
 
-class Letters:
-    """Prompts of letters; `stop` as given."""
-
-    name, version, licence, max_new = "letters", "1", "none", 40
-
-    def __init__(self, stop=()):
-        self.stop = stop
-
-    def load(self):
-        return [Example(f"p{i}", ("abcdefgh"[i:] + "xyz"[: i % 4]) * 3) for i in range(5)]
-
-    def score(self, example, completion):
-        return {}
-
-
-@pytest.fixture(scope="module")
-def pair() -> tuple[CachedModel, CachedModel]:
-    return tiny_pair()
+def letters(stop=()) -> TextTask:
+    prompts = (("abcdefgh"[i:] + "xyz"[: i % 4]) * 3 for i in range(5))
+    return TextTask(*prompts, max_new=40, stop=stop)
 
 
 def decoders(draft: CachedModel) -> dict:
@@ -79,7 +63,7 @@ def readers(draft: CachedModel) -> dict:
 
 def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     """Run live; return the folder, and what gives the token ids of each prompt."""
-    task = task or Letters()
+    task = task or letters()
     job = Bench(pair[0], list(pair), task, task.load(), made, task.max_new)
     job = replace(job, **changes)
     folder = ResultsFolder(path)
@@ -169,7 +153,7 @@ BOTH = [Sampling(), HOT]
 def test_ends_at_a_stop_string(pair, tmp_path, sampling):
     folder, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy}, sampling=sampling)
     texts = [s.text for s in folder.load_samples()]
-    task = Letters(stop=[text[n : n + 2] for text, n in zip(texts, (5, 9, 12, 17), strict=False)])
+    task = letters([text[n : n + 2] for text, n in zip(texts, (5, 9, 12, 17), strict=False)])
     made = decoders(pair[1])
     folder, prompts = recorded(tmp_path / "stops", pair, made, task, sampling=sampling)
     assert "stop" in assert_replayed(folder, prompts, made, decoder="greedy")
@@ -181,7 +165,7 @@ def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
     pair, tmp_path, sampling
 ):
     plain, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy}, sampling=sampling)
-    task = Letters(stop=[plain.load_samples()[0].text[9:11]])
+    task = letters([plain.load_samples()[0].text[9:11]])
     made = readers(pair[1])
     folder, prompts = recorded(
         tmp_path / "all", pair, made, task, sampling=sampling, record_predictions=True

@@ -3,13 +3,14 @@
 import io
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from measured import RUN, greedy_and_fast, measured, measured_trees, three_decoders
 from rich.console import Console
 
 from ouroboros.bench.metrics import METRICS
-from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import (
     cell,
     comparisons,
@@ -143,6 +144,11 @@ def test_runs_are_compared_decoders_across():
     assert [name for name, *_ in untimed] == ["calls_per_token"]
 
 
+@cache
+def priced(name: str) -> Summary:
+    return summarise(three_decoders(CostModel(COSTS, name)))
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [
@@ -152,7 +158,7 @@ def test_runs_are_compared_decoders_across():
     ],
 )
 def test_costs_measured_in_the_run_are_called_a_fit(names, words):
-    runs = [summarise(three_decoders(CostModel(COSTS, name))) for name in names]
+    runs = [priced(name) for name in names]
     captions = {name: caption for name, caption, _ in comparisons({"run": ["x", "y"]}, runs)}
     assert captions["predicted_speedup"].endswith(words)
 

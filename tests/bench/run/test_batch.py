@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from bench_models import TextTask, bench_of, ran
+from bench_models import Stop, TextTask, bench_of, ran
 from ouroboros.baselines import (
     AdaptiveSpeculative,
     Greedy,
@@ -183,21 +183,13 @@ def test_a_row_that_fails_leaves_the_others(pair, tmp_path, refill, monkeypatch)
 
 @pytest.mark.parametrize("refill", mostly_slow([False, True], quick=[True]))
 def test_a_run_that_was_cut_off_goes_on_where_it_was(pair, tmp_path, refill):
-    class Stop(list):
-        """Interrupts after four new samples."""
-
-        def append(self, sample):
-            super().append(sample)
-            if len(self) >= have + 4:
-                raise KeyboardInterrupt
-
     made = {name: decoders(pair[1])[name] for name in ("greedy", "speculative")}
     bench = job(pair, made, batch_size=3, refill=refill)
     whole = {s.key: s.new_tokens for s in ran(bench, tmp_path / "whole").load_samples()}
     path, have = tmp_path / "parts", 0
     while have < bench.total:
         with suppress(KeyboardInterrupt):
-            ran(bench, path, seen=Stop())
+            ran(bench, path, seen=Stop(have + 4))
         have = len((path / SAMPLES).read_bytes().splitlines())
     folder = ran(bench, path)
     assert {s.key: s.new_tokens for s in folder.load_samples()} == whole

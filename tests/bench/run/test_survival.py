@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 import pytest
-from bench_models import Moody, TextTask, bench_of, ran
+from bench_models import Moody, Stop, TextTask, bench_of, ran
 from ouroboros.baselines import Greedy, Racer, Speculative, SuffixDecoding, TokenRecycling
 from processes import killed
 
@@ -105,18 +105,10 @@ def test_a_run_killed_within_a_batch_keeps_its_rows_and_has_the_texts_of_each_pr
 
 
 def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_step(bench, tmp_path):
-    class Stop(list):
-        """Interrupts after some new samples."""
-
-        def append(self, sample):
-            super().append(sample)
-            if len(self) >= have + 40:
-                raise KeyboardInterrupt
-
     whole, parts = ran(bench, tmp_path / "whole"), ResultsFolder(tmp_path / "parts")
     while (have := len(parts.load_samples())) < bench.total:
         try:
-            ran(bench, parts.path, seen=Stop())
+            ran(bench, parts.path, seen=Stop(have + 40))
         except KeyboardInterrupt:
             assert parts.pool_path("ouroboros").exists()
     assert counts(parts.load_samples()) == counts(whole.load_samples())

@@ -1,4 +1,4 @@
-"""The models that the tests of a run share."""
+"""The models that the tests of runs and replays share."""
 
 import pytest
 from bench_models import tiny_pair
