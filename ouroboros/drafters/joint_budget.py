@@ -62,8 +62,8 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
     call. Add the call's milliseconds to `drafting_ms` of those that do."""
     joint: JointCosts = rows[0].joint
     states = [row.grower.state for row in rows]
-    gains = np.array([state.gain for state in states])
-    counts = np.array([int(state.pending) for state in states])
+    gains = np.array([state["gain"] for state in states])
+    counts = np.array([state["pending"] for state in states])
     order = np.argsort(-gains / counts, kind="stable")
     spent_ms = joint.draft_ms[np.cumsum(counts[order]) - 1]
     planning_ms = 0.0 if any(row.drafting_ms for row in rows) else len(rows) * joint.host_ms
@@ -95,11 +95,11 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]
     cost = float(calls[best]) + drafting_ms / joint.plain_ms
     for state, size in zip(states, sizes, strict=True):
-        state.spent = cost - state.verify_cost[size]  # `learn` adds verify_cost[size]
-        state.shared_rate = rate
+        state["spent"] = cost - state["verify_cost"][size]  # `learn` adds verify_cost[size]
+        state["shared_rate"] = rate
     return sizes
 
 
 def _tokens_per_cost(states: Sequence[Any]) -> float:
     """Return the tokens per unit of cost so far: all sequences' tokens / all sequences' cost."""
-    return float(sum(s.tokens for s in states) / sum(s.cost for s in states))
+    return float(sum(s["tokens"] for s in states) / sum(s["cost"] for s in states))

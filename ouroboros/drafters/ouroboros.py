@@ -190,7 +190,7 @@ class Ouroboros:
         if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
             target, _ = self._cost_tables[self._cost_contexts]
             call, verifying = target[0], target[min(record.scored, len(target)) - 1]
-            spent = call * float(self.grower.state.spent) / self._guard.draft_price
+            spent = call * float(self.grower.state["spent"]) / self._guard.draft_price
             self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:

@@ -62,7 +62,7 @@ class TreeGrower:
         self._recycle = recycle
         fill_tables(s)
         s.phrase_weights[:], s.draft_weights[:] = weights.index, weights.draft
-        # views of the record's arrays, since a field costs a microsecond at each access
+        # views of the record's arrays, since `s.name` takes 3 us (`s["name"]` 0.4 us)
         self._draft = s.draft_token, s.draft_parent, s.draft_depth
         self._out = s.out_token, s.out_parent, s.out_depth
         self._kind, self._prob, self._likely = s.out_kind, s.out_prob, s.likely
@@ -172,13 +172,13 @@ class TreeGrower:
 
     def count_plain_step(self) -> None:
         """Count a step of plain decoding: one token, for one unit of cost."""
-        self.state.tokens += 1
-        self.state.cost += 1
+        self.state["tokens"] += 1
+        self.state["cost"] += 1
 
     def decline(self) -> None:
         """Cancel the draft call on the tree that `begin` or `add_rankings` returned."""
         grow.decline(self._states)
-        self._drafted = int(self.state.drafted)
+        self._drafted = int(self.state["drafted"])
 
     def offer(self) -> np.ndarray:
         """Return the probabilities with which the tree's nodes, except the root, are accepted,
