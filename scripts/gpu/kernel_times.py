@@ -98,7 +98,7 @@ def main() -> None:
     pair = load_shapes(args.shapes, small=args.small)
     models = dict(zip(("target", "draft"), pair.models, strict=True))
     prompt = pair.target.tokenizer(PROMPT).input_ids
-    drafters = {"greedy": RootOnly(), "ouroboros": Ouroboros(models["draft"])}
+    drafters: dict[str, Drafter] = {"greedy": RootOnly(), "ouroboros": Ouroboros(models["draft"])}
     max_new = 16 if args.small else 256
     found = {
         "copy_gb_per_s": copy_bandwidth(pair.target.device) / 1e9,

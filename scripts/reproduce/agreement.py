@@ -275,7 +275,8 @@ def write(out: Path, document: dict) -> None:
     folder = ResultsFolder(out)
     folder.write_json("agreement.json", document)
     folder.write_text("agreement.md", text)
-    for costs, rows in frame.groupby("costs", sort=False):
+    for costs in dict.fromkeys(frame["costs"]):
+        rows = frame[frame["costs"] == costs]
         figure = style.with_title(agreement_curves(rows), f"costs {costs} · {title}")
         style.save(figure, out / f"agreement_{costs}.png")
 
