@@ -135,6 +135,18 @@ class Constraint:
         return self.answers[text]
 
 
+class OneRow(LogitsProcessor):
+    """A processor of your own. It is called with one row at a time, as for a single sequence,
+    because it may read the text of the first row only."""
+
+    def __init__(self, processor: LogitsProcessor) -> None:
+        self.processor = processor
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
+        pairs = zip(input_ids.split(1), scores.split(1), strict=True)
+        return torch.cat([self.processor(*pair) for pair in pairs])  # type: ignore[arg-type]
+
+
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     """Return a copy of `processor` that takes one row and treats it as row `row` of the batch."""
     known, single = vars(processor), copy.copy(processor)
@@ -145,4 +157,4 @@ def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     for name in ("encoder_input_ids", "generated_ngrams"):
         if name in known:
             vars(single).update({name: known[name][row : row + 1], "batch_size": 1})
-    return single
+    return single if type(processor).__name__ in PURE else OneRow(single)

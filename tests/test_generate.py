@@ -68,6 +68,16 @@ class Parity(LogitsProcessor):
         return scores
 
 
+class FirstRow(LogitsProcessor):
+    """Written for one sequence: lifts an id that the last token of the first row selects."""
+
+    reads_text_only = True
+
+    def __call__(self, input_ids, scores):
+        scores[:, (3 * input_ids[0, -1] + 1) % 13] += 3.0
+        return scores
+
+
 class Contains(StoppingCriteria):
     """Stops after the first of some tokens."""
 
@@ -226,6 +236,7 @@ PROCESSED = [
     {"sequence_bias": {(6,): 3.0, (8, 9): -5.0}, "do_sample": True, "min_p": 0.1},
     {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
     {"logits_processor": [Parity()]},
+    {"logits_processor": [FirstRow()]},
     {"prefix_allowed_tokens_fn": lambda batch, ids: [(3, 5, 7), (4, 8)][batch]},
 ]
 

@@ -221,7 +221,8 @@ def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> lis
 
 def swept(configs: Sequence[Mapping]) -> list[Setting]:
     """Return the settings that differ between configs. Options that always change together form one
-    setting; the value of a missing option is None.
+    setting; the value of a missing option is None. If the first two options of a setting have
+    different values, its values are texts with both, such as "2 and 8".
 
     A setting is named by the shortest dotted suffix that all its options share and no option of
     another setting has, or else by the last parts of the names of its first two options.
@@ -252,7 +253,11 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
             if all(f".{name}".endswith(f".{end}") for name in names)
             and not any(name.endswith(f".{end}") for name in others)
         )
-        settings.append(Setting(next(unique, several), members[first], names))
+        firsts = {name.split(".")[-1]: members[name] for name in reversed(names)}
+        columns, values = [firsts[last] for last in lasts[:2]], members[first]
+        if any(column != values for column in columns):
+            values = [" and ".join(map(str, row)) for row in zip(*columns, strict=True)]
+        settings.append(Setting(next(unique, several), values, names))
     return settings
 
 

@@ -59,6 +59,9 @@ def test_settings_that_change_together_are_one():
     gamma, width = swept(configs)
     assert gamma.name == "gamma" and list(gamma.values) == [2, 4, 2, 4]
     assert width.name == "w and v" and width.members == ["decoder.a.w", "decoder.b.v"]
+    assert list(width.values) == [1, 1, 3, 3]
+    (both,) = swept([{"repeats": 2, "batch_size": 1}, {"repeats": 1, "batch_size": 2}])
+    assert (both.name, both.values) == ("repeats and batch_size", ["2 and 1", "1 and 2"])
 
 
 def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
