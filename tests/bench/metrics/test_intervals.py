@@ -89,7 +89,7 @@ def test_a_word_needs_the_whole_interval_and_no_width_is_not_printed(interval, w
 
 def test_repeats_of_a_prompt_are_added_up():
     """Two of one prompt at half the time and one of another at a third: two ratios."""
-    rows = [("a", 0, 4.0), ("b", 0, 9.0), ("a", 1, 8.0)]
+    rows = [("a", 0, 4.0), ("a", 1, 8.0), ("b", 0, 9.0)]
     slow = [sample(prompt, "x", [step(0, 0)], repeat=n, wall_s=wall) for prompt, n, wall in rows]
     fast = [replace(one, wall_s=one.wall_s / (2 if one.example == "a" else 3)) for one in slow]
     found = speedup(slow, fast, macro=True)
