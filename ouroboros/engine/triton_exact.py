@@ -51,7 +51,7 @@ def exact_attention(
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
         _attend[(n, kv_heads, parts)](
             *(query, key, value, table, sums, tops, totals, scale, kv_heads, parts),
-            *(key.stride(1), value.stride(1), entries),
+            *(key.stride(1) // width, value.stride(1) // width, entries),
             GROUP=group,
             ROWS=max(16, triton.next_power_of_2(group)),
             BLOCK=BLOCK // 2 if width * query.element_size() > 256 else BLOCK,
@@ -74,8 +74,8 @@ def _(query, key, value, table, scale):
 
 
 if triton is not None:
-
-    @triton.jit(do_not_specialize=["parts", "entries"])  # the same code for any number of parts
+    # the same code for any number of parts and for caches of any capacity
+    @triton.jit(do_not_specialize=["parts", "key_slots", "value_slots", "entries"])
     def _attend(
         query,
         key,
@@ -87,8 +87,8 @@ if triton is not None:
         scale,
         kv_heads,
         parts,
-        key_head,
-        value_head,
+        key_slots,
+        value_slots,
         entries,
         WIDTH: tl.constexpr,
         LANES: tl.constexpr,
@@ -102,7 +102,8 @@ if triton is not None:
         """Attend with one row's query heads of one key head over one part of its positions. Write
         the part's weighted values to `sums`, the largest score to `tops` and the sum of weights to
         `totals`."""
-        row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        row, part = tl.program_id(0), tl.program_id(2)
+        head = tl.program_id(1).to(tl.int64)
         own = table + row * entries
         slab, length, straight = tl.load(own).to(tl.int64), tl.load(own + 1), tl.load(own + 2)
         first = tl.load(own + 3)
@@ -130,12 +131,12 @@ if triton is not None:
             slot = slab + tl.where(position < straight, position, tail)
             wanted = seen[:, None] & inside[None, :]
             at_slot = slot[:, None] * WIDTH + lane[None, :]
-            keys = tl.load(key + head * key_head + at_slot, mask=wanted, other=0.0)
+            keys = tl.load(key + head * key_slots * WIDTH + at_slot, mask=wanted, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
             scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             weights, fade = tl.exp(scores - higher[:, None]), tl.exp(top - higher)
-            values = tl.load(value + head * value_head + at_slot, mask=wanted, other=0.0)
+            values = tl.load(value + head * value_slots * WIDTH + at_slot, mask=wanted, other=0.0)
             weighted = weighted * fade[:, None] + tl.dot(
                 weights.to(values.dtype), values, input_precision=PRECISION
             )
@@ -166,7 +167,7 @@ if triton is not None:
     ):
         """Add up the parts of one row and head in the order of positions; write the result to
         `out`."""
-        which = tl.program_id(0)
+        which = tl.program_id(0).to(tl.int64)
         own = table + which // heads * entries
         begin, end = tl.load(own + 3) // PART, tl.cdiv(tl.load(own + 1), PART)
         lane = tl.arange(0, LANES)

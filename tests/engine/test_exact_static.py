@@ -457,3 +457,30 @@ def test_a_node_has_the_bits_of_single_steps_on_a_gpu(name, dtype):
     target = CachedModel(model, exact=True)
     assert target.engine.graphs and target.engine_reason == ""
     assert different_nodes(target, 20) == 0
+
+
+@pytest.mark.skipif(not hasattr(triton_exact._attend, "params"), reason="needs compiled Triton")
+def test_the_attention_kernel_is_compiled_once_for_caches_of_any_capacity(monkeypatch) -> None:
+    """Triton compiles other code, which may round otherwise, if an integer becomes a multiple of 16
+    or stops being one."""
+    kernel, launched = triton_exact._attend, []
+
+    class Launches:
+        def __getitem__(self, grid):
+            return lambda *arguments, **_: launched.append(arguments)
+
+    monkeypatch.setattr(triton_exact, "_attend", Launches())
+    monkeypatch.setattr(triton_exact, "_join", Launches())
+    kinds = set()
+    for capacity in (64, 65):
+        pools = torch.zeros(1, 2, capacity, 24)
+        table = torch.zeros(1, 1, 3, HEAD + TAILS, dtype=torch.int32)
+        launched.clear()
+        KERNELS[0](torch.zeros(1, 4, 3, 24), pools, pools, table, 1.0)
+        free = zip(launched[0], kernel.params, strict=False)
+        kinds.add(tuple(
+            value % 16 == 0
+            for value, param in free
+            if isinstance(value, int) and not param.do_not_specialize
+        ))  # fmt: skip
+    assert len(kinds) == 1
