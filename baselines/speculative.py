@@ -134,8 +134,9 @@ class AdaptiveSpeculative(Speculative):
     decoding. Tokens are predicted from the prompt's acceptance rate so far; times from `costs`, for
     the number of sequences that share the calls. The rate starts at PRIOR. Each step multiplies the
     weight of older draft tokens by MEMORY; so without drafts the rate returns to PRIOR, and
-    drafting is tried again. The draft's prefill must pay off too, assuming that as many tokens
-    remain as were generated so far plus READ_AHEAD, at most the budget.
+    drafting is tried again. The length is also 0 while the draft model's prefill would take longer
+    than drafting is expected to save. The tokens still to come are estimated as those generated so
+    far plus READ_AHEAD, at most those that `max_new` still allows.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97

@@ -105,8 +105,8 @@ class SuffixDecoding:
         self._prompt, self._accepted, self._seen = 0, [], len(state["output"])
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt. With `state` "task", keep the last output, except its last token, which
-        was never passed to `propose`."""
+        """Begin a prompt. With `state` "task", first add the previous prompt's output to the stored
+        outputs, without its last token, which `propose` never received."""
         if self.carries_state and (output := self._output()):
             self._past.extend(output)
             self._past.close()

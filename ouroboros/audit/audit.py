@@ -49,10 +49,10 @@ class Finding:
 
     - `index`: the first new token that differs; `expected`, `found`: the two ids there (None: the
       completion has ended)
-    - `margin`: by precision, the score of `expected` minus the score of `found`. The token with the
-      highest score is chosen; when sampling, scores are filtered logits plus noise
-    - `cut`: by id, the float64 logit minus the lowest logit that the filters keep
-    - `shift`, `noise`: see the module; in logits
+    - `margin`: {dtype name: score of `expected` minus score of `found`}. The token with the highest
+      score is chosen; when sampling, scores are filtered logits plus noise
+    - `cut`: {id: its float64 logit minus the lowest logit that the filters keep}
+    - `shift`, `noise`: differences of logits, defined in the module's docstring
     """
 
     verdict: Verdict

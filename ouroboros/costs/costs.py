@@ -46,11 +46,11 @@ Sample = Any
 class Costs:
     """Call costs of a pair of models on a machine.
 
-    - `target`, `draft`: milliseconds of one call of each model
+    - `target`, `draft`: milliseconds of one call by context and nodes; `draft` is None if unknown
     - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
     - `prefill_ms`: the target's prefill, added to the first step of a sequence
     - `reading_ms`: the draft's prefill in milliseconds, by number of tokens, if measured
-    - `footprints`: bytes of "target" and "draft"
+    - `footprints`: by "target" and "draft", the bytes of weights and of a cached token
     - `copy_bytes_per_s`: memory bandwidth, bytes read plus bytes written
     - `about`: models, machine, dtype and threads of the measurement, as plain values
     """

@@ -161,8 +161,8 @@ class PhrasePool:
         self._phrases.clear()
 
     def state_dict(self) -> dict:
-        """Return "phrase_len", and "phrases": by key (as text), a list of (phrase, context), oldest
-        first."""
+        """Return {"phrase_len": int, "phrases": {key: [(phrase, context), ...]}}. Keys are token
+        ids as text; phrases are sorted oldest first."""
         phrases = {str(key): list(stored.items()) for key, stored in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 

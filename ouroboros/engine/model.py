@@ -349,7 +349,8 @@ class CachedModel(TreeModel):
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> Sequence[int]:
-        """Return the tokens that the model reads, from `first_read` on; set `sequence.start`.
+        """Return the part of `tokens` that the model reads, from index `first_read(...)` on; store
+        this index in `sequence.start`.
 
         Raises `ValueError` if the tree is not rooted at the last token, or reaches beyond the
         model's context length.

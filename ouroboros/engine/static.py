@@ -234,9 +234,9 @@ class Static(Eager):
     def _capture_choices(
         self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
     ) -> None:
-        """Capture `compute` (see `Eager.choosing`) for every call size at once, so that nothing is
-        captured later, during a timed run. `choice` is its key, number of rows and width; the
-        captures are stored in `_choices`, and share one buffer for each of `inputs`."""
+        """Capture `compute` (see `Eager.choosing`) for every padded number of rows now, so that
+        nothing is captured later, during a timed run. `choice` is (key, number of rows, width of
+        the logits). The captures go to `_choices` and share one buffer for each of `inputs`."""
         (key, size, width), held = choice, self._logits
         assert held is not None
         fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]

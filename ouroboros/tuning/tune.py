@@ -47,8 +47,8 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the values of a decoder's options in conf/tune, from `settings` or else its
-        config, without null ones."""
+        """Return a value for each option that conf/tune lists for the decoder: from `settings`, or
+        else from the decoder's config. Leave out options that are null or set in neither."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 

@@ -35,7 +35,8 @@ class Recipe:
     """The training recipe: `minutes` of training, or `steps` if that is not 0.
 
     Lengths and batches are in tokens; `long_share` of the batches have sequences of `long_length`.
-    The learning rate rises in the first `warmup_share` of the budget, falls in its `decay_share`.
+    The learning rate rises linearly in the first `warmup_share` of the training, and falls linearly
+    to 0 in the last `decay_share`.
     """
 
     minutes: float = 60.0

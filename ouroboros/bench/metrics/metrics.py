@@ -150,8 +150,8 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
 
 
 def over_greedy(*amount: str, macro: bool = False) -> Callable:
-    """Return the formula of the speedup over greedy; `amount` (with `per`) and `macro` as in
-    `intervals.speedup`.
+    """Return the formula of the speedup over greedy. `amount` has the positional arguments `amount`
+    and `per` of `intervals.speedup`; `macro` as there.
 
     It compares completions that equal greedy's or, for a decoder that preserves only the
     distribution (`in_law`), all completions.
@@ -162,8 +162,11 @@ def over_greedy(*amount: str, macro: bool = False) -> Callable:
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of the decoder's amount per token / Ouroboros' amount per token; `amount`
-    (with `per`) as in `intervals.speedup`."""
+    """Return the formula of the decoder's `amount` / `per`, divided by Ouroboros'.
+
+    `amount` has the positional arguments `amount` and `per` of `intervals.speedup`. Completions are
+    selected as in `over_greedy`, with Ouroboros' in place of greedy's.
+    """
     return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
 

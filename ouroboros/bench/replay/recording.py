@@ -1,8 +1,9 @@
 """Recorded runs: a target's prompts and continuations, enough to replay drafters without the
 target.
 
-`read_recording` reads a results folder, or JSONL of texts from any engine. Length and context are
-unlimited if no limits were recorded.
+`read_recording` reads a results folder, or JSONL of texts from any engine. If the recording has no
+limits (JSONL never has any), a replay ends at each run's recorded length, and the model's context
+length is unlimited.
 """
 
 from __future__ import annotations

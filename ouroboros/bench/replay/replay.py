@@ -312,8 +312,12 @@ def replay(
     rates: OffTextRates | None = None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Replay every recorded run; return a sample for each, without text, and only with the times of
-    the draft and the host in its steps. `name` is the decoder. Raises as `replay_run` does."""
+    """Replay every recorded run; return one sample per run.
+
+    Samples have no text. Their steps have the seconds of the draft and of the host; those of the
+    target are 0. `name` is the decoder's name in the samples; `progress` shows a progress bar.
+    `max_new`, `rates` and the errors raised are those of `replay_run`.
+    """
     samples = []
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
         trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)

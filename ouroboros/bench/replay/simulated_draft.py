@@ -174,7 +174,8 @@ class SimulatedDraft(ScriptedModel):
         return logits.scatter_(1, torch.tensor(ids), torch.tensor(logs))
 
     def _choice(self, key: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
-        """Return the best five ids after a sequence, their logits, and the logit of each other."""
+        """Return the five best ids after the sequence `key`, their logits, and the logit that all
+        other ids share."""
         along, off = key
         position = min(along + len(off) - self.accepted, len(self._rates) - 1)
         if (key, position) in self._choices:

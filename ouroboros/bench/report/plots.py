@@ -65,10 +65,10 @@ def note(summary: Summary) -> str:
 
 @style.styled
 def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
-    """Draw a bar per decoder with its interval, and a label at the right of the plot.
+    """Draw a bar per decoder with its interval; each bar has a label to the right of the plot.
 
-    The metric is the first of `metrics` (`SPEED` or `COST`) that is available; None if none is. A
-    speedup needs greedy; a predicted speedup and a cost need call costs.
+    Shows the first metric of `metrics` (the tuple `SPEED` or `COST`) that any decoder has; returns
+    None if there is none. A speedup needs greedy; a predicted speedup and a cost need call costs.
     """
     if not (known := known_of(summary.frame, metrics)):
         return None

@@ -180,9 +180,10 @@ def save(figure: Figure, *paths: Path) -> None:
 
 @styled
 def inline_svg(figure: Figure) -> str:
-    """Return a figure for an HTML page: transparent, in the page's `--ink`, `--muted`, `--grid`.
+    """Return a figure as an `<svg>` element to embed in an HTML page.
 
-    Ids get a prefix unique to the figure, because a page may have several figures.
+    The background is transparent; the colours are the page's CSS variables `--ink`, `--muted` and
+    `--grid`. Ids get a prefix unique to the figure, because a page may have several figures.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -252,11 +252,12 @@ class ResultsFolder:
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
-    """Return the costs of a name, a file or a mapping (see `Costs.load`), or of a results folder:
-    the medians of its samples; None for None.
+    """Load call costs from `source`; return None if it is None.
 
-    Except for a mapping, `about` gets the "name" of the file or folder, unless it has one. Raises
-    `ValueError` for other sources and for a folder that was not timed.
+    `source` is a results folder, whose costs are the medians of its samples, or what `Costs.load`
+    takes: a name, a file or a mapping. Unless `source` is a mapping, the result's `about["name"]`
+    defaults to the name of the file or folder. Raises `ValueError` for other sources and for a
+    folder that was not timed.
     """
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
