@@ -21,7 +21,7 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """Candidates sampled after a node, in order (they may repeat); their distribution, [vocab]."""
+    """The `candidates` sampled after a node from `distribution`, [vocab], in order; may repeat."""
 
     candidates: list[int]
     distribution: torch.Tensor

@@ -94,8 +94,8 @@ class SuffixDecoding:
         return [*self._text.text[self._prompt :], *self._accepted] if self._seen else []
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: the earlier outputs, separated by END ("past"),
-        and that of the current prompt ("output")."""
+        """Return the state kept between prompts: {"past": the earlier outputs, separated by END,
+        "output": that of the current prompt}."""
         return {"past": self._past.text, "output": self._output()}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -116,9 +116,9 @@ class SuffixDecoding:
             self._chain.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
-        """Return the draft with the best score; if that is below the threshold, the draft model's
-        (in the generator's steps). Return the root alone without a match, and, with `branches`, in
-        the first step after a long prompt."""
+        """Return the draft with the best score or, if that is below the threshold, steps that
+        return the draft model's. Return the root alone without a match and, with `branches`, in the
+        first step after a long prompt."""
         unread = not self._seen
         self._index(tokens)
         if unread and self.branches and read_alone(tokens):

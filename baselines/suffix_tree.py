@@ -115,8 +115,9 @@ class SuffixTree:
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Look up the suffixes of another text, which grows by `token`. `places[m - 1]` is where
-        its last m tokens end in this tree, as far as they occur; return the same after `token`."""
+        """Return `places` after another text has grown by `token`: `places[m - 1]` is where the
+        last m tokens of that text end in this tree, for each m up to the longest suffix found in
+        it."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:

@@ -75,8 +75,8 @@ class Control:
     """The result of scoring standard decoding's completion by transformers' own forward pass, with
     `rows` tokens per call.
 
-    Its choice differs at `differ` of `positions` tokens, first at index `first` (None: nowhere).
-    `noise` is the 95th percentile of the logits' rounding error over all positions.
+    The two choose differently at `differ` of `positions` tokens, first at index `first` (None:
+    nowhere). `noise` is the 95th percentile of the logits' rounding error over all positions.
     """
 
     rows: int
@@ -121,12 +121,11 @@ class Auditor:
         choose: TokenSelector,
         controls: bool = False,
     ) -> tuple[dict[str | None, Finding], list[Control]]:
-        """Return (findings, controls): a `Finding` by name of a decoder, and a `Control` for each
-        of `rows`.
+        """Return ({decoder: `Finding`}, [a `Control` for each of `rows`]).
 
         `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
-        completion). If no completion differs and `controls` is false, nothing is measured, and
-        there are no controls. Otherwise the key None has a finding for the reference, compared with
+        completion). If no completion differs and `controls` is false, nothing is measured, and the
+        list is empty. Otherwise the key None has a finding for the reference, compared with
         float64. After a tie, the rest of a completion is compared with float64 too.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
@@ -225,7 +224,7 @@ class _ScoredText:
 
     def worst(self, noise: torch.Tensor) -> Finding:
         """Compare every new token with the choice of the exact logits; return the worst finding: a
-        BUG before a tie, then the largest shift. `noise` is by position."""
+        BUG before a tie, then the largest shift. `noise` has a value per position."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -235,9 +234,10 @@ class _ScoredText:
         return worst
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
-        """Return the finding for a position where `found` was chosen instead of `expected`: numeric
-        tie or BUG. The shift is the larger one of those with which either of them is chosen; it may
-        be as large as the noise at this position or the 95th percentile over all positions."""
+        """Return the finding, numeric tie or BUG, for the position `index`, where `found` was
+        chosen instead of `expected`. The shift is the larger of the two that make `expected` and
+        `found` the choice. It is a tie up to the larger of the noise here and its 95th
+        percentile."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))

@@ -71,8 +71,8 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Map each line's id (its number without one) to (prompt tokens, new tokens). Of several end
-    tokens at the end, keep one. Raises `ValueError` for a line that cannot be read."""
+    """Return {id: (prompt tokens, new tokens)}; a line without an id has its number as id. Of
+    several end tokens at the end, keep one. Raises `ValueError` for a line that cannot be read."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # keeps U+2028
         if not line.strip():

@@ -30,8 +30,8 @@ may differ too."""
 
 @dataclass(frozen=True)
 class Row:
-    """The audit of one prompt in one repeat: `findings` has each decoder's `Finding.to_dict()` by
-    name, `controls` the fields of each `Control`."""
+    """The audit of one prompt in one repeat: `findings` is {decoder: `Finding.to_dict()`},
+    `controls` has the fields of each `Control`."""
 
     example: str
     repeat: int

@@ -81,8 +81,8 @@ class Prediction:
 
 
 def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) -> Prediction:
-    """Predict the speed of the decoder `name` with its config and these settings, which override
-    it; if that is impossible, `failed` says why."""
+    """Predict the speed of the decoder `name` with `config`, overridden by `settings`; if no
+    prediction is possible, `failed` says why."""
     try:
         plain = evidence.counts(PLAIN, {}, {})
         counts = evidence.counts(name, config, settings)
@@ -108,12 +108,12 @@ def advise(
     search_settings: bool = True,
     progress: bool = False,
 ) -> tuple[dict[str, dict[str, Prediction]], int]:
-    """Predict greedy and the decoders (configs by name). Return each decoder's predictions with the
-    configured settings ("configured") and, if others are faster, with the fastest ("best"), and the
-    number of settings tried.
+    """Predict greedy and `decoders`, {name: config}; return (predictions, settings tried).
 
-    The fastest settings are found by one round of `search` over the decoder's space in conf/tune,
-    on the first `SEARCHED` texts. If a decoder cannot be predicted, `Prediction.failed` says why.
+    The predictions are {decoder: {"configured": `Prediction`, "best": `Prediction`}}, with "best"
+    only if other settings are faster. They are found by one round of `search` over the decoder's
+    space in conf/tune, on the first `SEARCHED` texts. If a decoder cannot be predicted,
+    `Prediction.failed` says why. The second value is the number of settings tried.
     """
     found: dict[str, dict[str, Prediction]] = {}
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
@@ -144,10 +144,10 @@ def advise(
 def batch_table(
     evidence: Mapping[str, Evidence], decoders: Mapping[str, Mapping], sizes: Sequence[int]
 ) -> tuple[pd.DataFrame, dict[str, int | None]]:
-    """Predict decoders (configs and evidence by name) at several batch sizes. Return a table and,
-    by decoder, the smallest of the `sizes` at which greedy is faster (None: at none).
+    """Predict decoders (configs and evidence by name) at several batch sizes. Return (table,
+    {decoder: smallest of the `sizes` at which greedy is faster, None if at none}).
 
-    When a text ends, the next one takes its place. A joint call is assumed to cost as much as a
+    When a text ends, the next one joins the batch. A joint call is assumed to cost as much as a
     single call with all its nodes. Columns: batch, decoder, tokens/s, tokens/s/user, speedup (over
     greedy at the same batch size), acceptance (rate per draft token), "breaks even at" (the
     acceptance needed to be as fast as greedy) and failed, the reason if nothing is predicted.
@@ -177,8 +177,8 @@ def batch_table(
 def break_even(
     plain: Sequence[Sample], samples: Sequence[Sample]
 ) -> tuple[float, float | None, str | None]:
-    """Return a decoder's acceptance rate per draft token, the rate at which it would be as fast as
-    greedy, and one line that explains both.
+    """Return (acceptance rate, break-even rate, explanation): a decoder's acceptance rate per draft
+    token, the rate at which it would be as fast as greedy, and one line that explains both.
 
     `plain` are greedy's samples, `samples` the decoder's, with times, measured or predicted. Only
     steps after the first are used, because the first includes the prefill; the line gives times in

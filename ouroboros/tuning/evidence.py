@@ -134,8 +134,8 @@ def recorded_evidence(
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
 ) -> Evidence:
-    """Return the evidence from a results folder: greedy's texts and, unless given, `costs` (by the
-    run's times) and `rates` (of the run's recorded predictions; see `OffTextRates`).
+    """Return the evidence from a results folder: greedy's texts, `costs` (default: from the run's
+    times) and `rates` (default: from the run's recorded predictions; see `OffTextRates`).
 
     The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
     `task` is the recorded task, if its file has moved. Raises `ValueError` for a folder that does
@@ -206,7 +206,7 @@ def measured_evidence(
 
 
 def completed(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Return the samples that did not fail, by decoder."""
+    """Return {decoder: its samples that did not fail}."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         if not sample.error:

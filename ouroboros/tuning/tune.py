@@ -38,8 +38,8 @@ def record(bench: Bench, costs: Costs) -> Evidence:
 
 @dataclass
 class Machine:
-    """A machine's call costs, and the decoders' configs for it by name. `tried` has, by decoder,
-    the settings that were scored, as JSON texts."""
+    """A machine's call costs; `decoders` is {name: config for this machine}, `tried` {name:
+    settings scored, as JSON texts}."""
 
     name: str
     costs: Costs
@@ -53,8 +53,8 @@ class Machine:
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return a decoder's `speed` on the texts `on`: the geometric mean over its items, one per
-        task and temperature. Raises `ValueError` for settings that the decoder does not accept."""
+        """Return the geometric mean of a decoder's `speed` over the items of `on`, one per task and
+        temperature. Raises `ValueError` for settings that the decoder does not accept."""
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
@@ -66,9 +66,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the settings that are best on all texts, `on`, among three kinds of candidates:
-        the configured ones, the `trials` that are best on the texts `few`, and the result of a
-        coordinate search on `few` from the best of these."""
+        """Return the settings that are best on all texts, `on`, of three kinds: the configured
+        ones; those of `trials` that are best on fewer texts, `few`; and the result of a coordinate
+        search on `few` from the best of `trials`."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -104,15 +104,15 @@ def tune(
     seed: int = 0,
     about: object = None,
 ) -> tuple[pd.DataFrame, dict[str, dict[str, dict]]]:
-    """Tune every decoder with each machine's costs on texts from `record`; return a report and the
-    best settings by decoder and machine.
+    """Tune every decoder with each machine's costs on texts from `record`; return (report,
+    {decoder: {machine: best settings}}).
 
     On the `first` texts (None: all) of each item of `on`, each decoder tries its configured
     settings and random ones, `trials` in all, and then a coordinate search from the best; the
-    finalists are compared on all texts. For each machine, the report shows how much slower than
-    its best settings are the configured ones ("regret") and those that are best for another
-    machine ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a
-    rerun with the same inputs; `about` (JSON values) has those inputs that no argument states.
+    finalists are compared on all texts. For each machine, the report shows how much slower than the
+    best settings two others are: the configured ones ("regret") and the best of another machine
+    ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a rerun
+    with the same inputs; `about` (JSON values) has those inputs that no argument states.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

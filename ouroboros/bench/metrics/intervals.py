@@ -109,8 +109,11 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def per_token(*sums, axis=-1):
-    """Return amount / tokens, summed over prompts, for two arrays [prompts]; for the four arrays of
-    `paired`, the baseline's ratio / the decoder's. `axis=()` returns a value per prompt instead."""
+    """Return a ratio of sums over prompts; with `axis=()`, a value per prompt.
+
+    Of two arrays [prompts], amount and tokens, it is amount / tokens; of the four arrays of
+    `paired`, the baseline's amount / tokens divided by the decoder's.
+    """
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens
 

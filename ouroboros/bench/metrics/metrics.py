@@ -448,9 +448,9 @@ def score_metric(name: str) -> Metric:
 def score_intervals(
     samples: Iterable[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
-    """Return the mean over prompts of each task score, by name; "passed" is renamed "pass@1".
+    """Return {name of a task score: its mean over prompts}; "passed" is renamed "pass@1".
 
-    `scores` has each sample's scores by its key. The interval is Wilson's for scores in `YES_OR_NO`
+    `scores` is {sample key: {name: score}}. The interval is Wilson's for scores in `YES_OR_NO`
     without repeats, else a bootstrap over prompts.
     """
     by_prompt: dict[str, dict[str, list[float]]] = {}

@@ -17,8 +17,8 @@ from ouroboros.tree import TokenTree
 
 
 class ProposedTree(NamedTuple):
-    """One step's draft tree, the nodes on its accepted `path` (root first), and the target's token
-    after the path, `then`.
+    """One step: the draft `tree`, its accepted `path` (nodes, root first), and `then`, the token
+    that the target chose after the path.
 
     >>> tree = TokenTree((5, 6, 7), (-1, 0, 0), probability=(1.0, 0.6, 0.3))
     >>> list(ProposedTree(tree, (0, 2), 9).outcomes())

@@ -69,7 +69,8 @@ class RecordedRuns:
     dtype: str | None = None
 
     def target(self, tokenizer=None) -> ScriptedModel:
-        """Return a target that computes nothing, with the recording's context and vocabulary."""
+        """Return a target that computes nothing, with the recorded context length and
+        vocabulary."""
         return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
@@ -87,13 +88,13 @@ def read_recording(
     prompt_of: PromptOf | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
-    """Return the recorded runs (the first `limit`) by decoder; runs from a file belong to "greedy".
+    """Return {decoder: its first `limit` recorded runs}; a file has runs of "greedy" only.
 
     A results folder stores no prompts: they come from `prompt_of`, else from `task`, else from the
-    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category". For
-    a conversation, it has "turns", a list of {"prompt", "completion"}, instead; each turn becomes a
-    run, with its number as `repeat`. Text is tokenized again, prompts with special tokens,
-    completions without.
+    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category". A
+    line of a conversation has "turns" instead, a list of {"prompt", "completion"}; each turn
+    becomes a run, with its number as `repeat`. Text is tokenized again, prompts with special
+    tokens, completions without.
 
     Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
     differ from the recorded ones.
@@ -148,7 +149,7 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
 
 
 def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Return the runs of each decoder of a results folder, without failed samples."""
+    """Return {decoder: its runs} of a results folder, without failed samples."""
     run, predictions = folder.load_run(), folder.load_predictions()
     runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in folder.load_samples():

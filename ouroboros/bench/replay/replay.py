@@ -32,14 +32,14 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-FULL = 2  # minimum number of runs for each place of a batch
+FULL = 2  # minimum number of runs per sequence of a batch
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How to simulate the target after draft nodes whose path has left the recorded text: with
-    which probability its prediction equals the recorded token at the next position.
+    """The rates with which a simulated target, after draft nodes whose path has left the recorded
+    text, predicts the recorded token at the next position.
 
     `after_right` is for nodes whose token equals the recorded one at its position (the path left
     the text earlier), `after_wrong` for the others.
@@ -56,8 +56,8 @@ class OffTextRates:
 
     @classmethod
     def given(cls, shares: object) -> OffTextRates | None:
-        """Return the rates for (`after_right`, `after_wrong`), None for None. Raises `ValueError`
-        for anything else."""
+        """Return the rates from `shares`, (after_right, after_wrong); None if it is None. Raises
+        `ValueError` for anything else."""
         try:
             return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
@@ -79,9 +79,9 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], key: PrefixKey, *, seed: int = 0) -> int:
-        """Simulate the prediction after a sequence that left the text or reached its end: with the
-        node's rate the text's token at this position, else a random token of the text. The result
-        depends only on the arguments."""
+        """Simulate the prediction after the sequence `key`, which left the text or reached its end:
+        the text's token at the next position with the rate of the last node, else a random token of
+        the text. The result depends only on the arguments."""
         along, off = key
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
@@ -116,8 +116,9 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """A step's predictions, `chosen`, as `drafter` observes them. Reading one that was not recorded
-    raises `ValueError`, if its node is in `nodes` (those whose logits the target returns)."""
+    """The predictions `chosen` of one step, as `observe` gets them. Reading an unrecorded one
+    raises `ValueError` if its node is in `nodes`, whose logits the target returns. `drafter` is the
+    drafter's name in this error."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -140,11 +141,11 @@ class Predictions(Sequence[int]):
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
-    """Raise `ValueError` for a decoder that cannot be replayed on these runs.
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs:
 
-    Refused are a decoder of another engine, one that reads the target's probabilities or several
-    best tokens, one whose draft has another dtype than the run, a simulated draft on sampled text
-    and, without `rates`, one that reads predictions at rejected nodes if none were recorded.
+    - another engine, or a decoder that needs the target's probabilities or several best tokens
+    - a decoder whose draft has another dtype than the run, or a simulated draft on sampled text
+    - without `rates`, one that reads predictions at rejected nodes if none were recorded
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -260,9 +261,9 @@ def replay_together(
     """Replay all runs in batches of `size` with `decode.together`; return samples with the times
     that `costs` predict for the joint steps.
 
-    `make` makes a drafter for each place of the batch; `name` is the decoder. When a run ends, the
-    next one takes its place. All runs are repeated until there are `FULL` x `size` or more. Raises
-    `ValueError` as `replay_run` and `Costs.joint_step_ms` do.
+    `make` is called `size` times; each of these drafters decodes one run at a time. `name` is the
+    decoder's name in the samples and in `costs`. All runs are repeated until there are `FULL` x
+    `size` or more. Raises `ValueError` as `replay_run` and `Costs.joint_step_ms` do.
     """
     count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
     runs = islice(cycle(recorded.runs), count)
@@ -333,12 +334,14 @@ def replay_table(
     draft_ratio: float | None = None,
     max_new: int | None = None,
 ) -> pd.DataFrame:
-    """Return a row per decoder (the index) from its samples and the runs that it replayed.
+    """Return a row per decoder (the index); `samples` and `recorded` have its samples and the runs
+    that it replayed, by its name.
 
     Columns: runs, new_tokens, target_calls, tokens_per_target_call, acceptance_length,
     draft_calls_per_token, calls_per_token and, with `costs`, predicted_ms_per_token and
-    predicted_speedup, over plain decoding of the same runs. `draft_ratio` is a draft call's cost in
-    target calls; without it, calls_per_token is NaN for decoders that draft with a model.
+    predicted_speedup, over plain decoding of the same runs with `max_new`. `draft_ratio` is a draft
+    call's cost in target calls; without it, calls_per_token is NaN for decoders that draft with a
+    model.
     """
     rows = {}
     for name, own in samples.items():

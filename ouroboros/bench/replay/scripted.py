@@ -39,8 +39,8 @@ class ScriptedModel(TreeModel):
 
 
 class Drafting:
-    """Wraps a drafter. `reset` gives it the selector `choose` instead of the target's, which only
-    looks tokens up in a recording; so the draft model selects as in a live run."""
+    """Wraps a drafter so that its draft model selects tokens as in a live run: `reset` passes on
+    the selector `choose`, not that of the replayed target, which looks tokens up."""
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         self.drafter, self.choose = drafter, choose
@@ -55,5 +55,5 @@ class Drafting:
         return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Reset the wrapped drafter, with its own selector, for a new prompt."""
+        """Reset the wrapped drafter for a new prompt, with the selector of the live run."""
         self.drafter.reset(self.choose)

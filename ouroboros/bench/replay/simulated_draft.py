@@ -45,10 +45,10 @@ SHIPPED = Path(__file__).with_name("draft_errors.json")
 class DraftErrorModel:
     """A draft model's errors and probabilities, measured on a pair.
 
-    - `shares`: by rank (2 to 5), in which share of the positions with a wrong first choice the
-      right token has this rank; in the remaining ones it is not among the best five tokens
-    - `confidence`: by rank of the right token (or `NOWHERE`), the probabilities of the best five
-      tokens, descending, at some recorded positions
+    - `shares`: {rank, 2 to 5: share of the positions with a wrong first choice at which the right
+      token has this rank}; at the others it is not among the best five tokens
+    - `confidence`: {rank of the right token, or `NOWHERE`: the probabilities of the best five
+      tokens, descending, at some recorded positions}
     - `odds`: the odds of agreement at repeated tokens (see `repeats`) / the odds elsewhere; a draft
       is right more often where an n-gram lookup is right too
     - `about`: a description of the pair in plain values
@@ -221,9 +221,10 @@ def repeats(text: Sequence[int]) -> list[bool]:
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return (agreement elsewhere, agreement at repeated tokens), which are a `share` of the text.
+    """Return (agreement elsewhere, agreement at repeated tokens).
 
-    The odds at repeated tokens are `odds` times those elsewhere; the mean is `agreement`.
+    Repeated tokens are a `share` of the text. The odds at repeated tokens are `odds` times those
+    elsewhere; the mean is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
@@ -243,7 +244,7 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 @cache
 def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
     """Return the logarithms of the best ids' probabilities (`row`, made strictly descending), and
-    the logarithm of the probability of each other id.
+    the logarithm of the probability that every other id has.
 
     The other ids (of `width` ids in all) share the remaining probability equally and rank last.
 

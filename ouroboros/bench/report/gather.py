@@ -24,8 +24,8 @@ TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)
 class Measured:
     """One measurement: run.json, samples, scores and audit of a results folder.
 
-    `scores` and `trees` (one per step) are by sample key. `priced` is the cost model that predicts
-    seconds from counts (None: no predictions).
+    `scores` is {sample key: {name: score}}, `trees` {sample key: [one per step]}. `priced` is the
+    cost model that predicts seconds from counts (None: no predictions).
     """
 
     folder: Path

@@ -130,7 +130,7 @@ def source_shares(summary: Summary) -> Figure | None:
 
 
 def _filled(summary: Summary, metric: str) -> dict[str, Any]:
-    """Return a metric's non-empty values by decoder."""
+    """Return {decoder: value} of a metric, without empty values."""
     return {str(name): value for name, value in summary.frame[metric].items() if value}
 
 
@@ -267,8 +267,8 @@ def _title(metric: str) -> str:
 
 
 def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
-    """Return one frame, indexed by run (its number) and decoder, and the metrics to draw: the first
-    that is available of speed, and of cost."""
+    """Return (frame, metrics): the rows of all runs, indexed by run number and decoder; and the
+    metrics to draw, the first of `SPEED` and the first of `COST` that any decoder has."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame: Any = pd.concat(frames, names=["run", "decoder"])
     return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]

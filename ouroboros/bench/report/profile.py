@@ -133,9 +133,9 @@ class Profile:
     failures: Sequence[str] = ()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the main tables as text: "floor" (the smallest call of each model and context,
-        with its bandwidth floor), "steps" (means by decoder) and, if weights were prepacked,
-        "packed" (the times of plain and packed weights)."""
+        """Return {name: table of text}: "floor" (the smallest call of each model and context, with
+        its bandwidth floor), "steps" (means by decoder) and, if weights were prepacked, "packed"
+        (the times of plain and packed weights)."""
         fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
         floor = self.calls[fewest].drop(columns="spread_ms")
         frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}

@@ -206,8 +206,10 @@ def summarised(
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
-    """Return a short name for each run.json: its task, if all tasks differ; else the settings that
-    vary, if at most `most` do; else its folder. The folder is added to names that are not unique.
+    """Return a short name for each run of `runs`, the contents of run.json.
+
+    It is the run's task, if all tasks differ; else the settings that vary, if at most `most` do;
+    else the run's entry in `folders`, which is also added to names that are not unique.
     """
     names, different = list(folders), swept([run.get("config", {}) for run in runs])
     if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
@@ -323,7 +325,8 @@ def slug(label: str) -> str:
 
 
 def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
-    """Return the section that compares the runs of the folder `sweep`, or separate runs (None).
+    """Return the section that compares `runs`: the jobs in the sweep's folder `sweep` or, if that
+    is None, separate runs.
 
     It has tables with a row per run and, if a single setting varies, line plots. Runs are
     identified by their settings, or by name if they are no sweep or too many settings vary.

@@ -32,7 +32,8 @@ LINES = ("solid", "dashed", "dotted", "dashdot")
 
 @dataclass(frozen=True)
 class Mark:
-    """How a decoder or a token source is drawn; `line` is a line style, for sources one of CSS."""
+    """How a decoder or a token source is drawn. `line` is matplotlib's line style for a decoder,
+    CSS's border style for a source."""
 
     colour: str
     marker: str = "o"

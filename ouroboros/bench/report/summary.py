@@ -35,9 +35,9 @@ class Summary:
     `frame` has a row per decoder (greedy, then the others, fastest first) and a column per metric.
     A metric with an interval also has the columns `<name>.low`, `.high` and `.prompts`; a score is
     `score.<name>`. Unavailable values are NaN or None. `groups` has the same columns and a row per
-    (group of prompts, decoder). `verdicts` counts the audit's verdicts by decoder; `problems` has a
-    line for each failure, difference from greedy and missing prediction. `label` is the run's name
-    in a report, `sweep` the folder of its sweep, if any.
+    (group of prompts, decoder). `verdicts` is {decoder: {verdict: count}} of the audit; `problems`
+    has a line for each failure, difference from greedy and missing prediction. `label` is the run's
+    name in a report, `sweep` the folder of its sweep, if any.
     """
 
     measured: Measured

@@ -153,8 +153,8 @@ def comparisons(
 ) -> list[Table]:
     """Return a table per metric that compares the runs: a row per run, a column per decoder.
 
-    `lead` has the first columns by heading, a value per run, which identify the runs. The tables
-    are named `prefix` + metric.
+    The first columns, `lead`, identify the runs: {heading: [a value per run]}. The tables are named
+    `prefix` + metric.
     """
     costs = ", ".join(
         dict.fromkeys(  # costs measured in a timed run itself give a fit, not a prediction
@@ -244,7 +244,7 @@ def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
     """Return a table of one metric, with a row per frame and a column per decoder; `rows` has the
-    first cells of each row, by heading."""
+    first cells of each row, {heading: value}."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 

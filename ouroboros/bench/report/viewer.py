@@ -44,7 +44,7 @@ def viewer_run(
 
     If they have more than `most_tokens` tokens, only evenly spaced prompts are included; trees are
     included up to the same number of nodes. `tokenizer` is a folder or hub id that replaces
-    run.json's. Raises `ValueError` if it has no tokenizer, or another model's.
+    run.json's. Raises `ValueError` if no tokenizer is found there, or another model's.
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
@@ -98,9 +98,9 @@ def viewer_run(
 
 
 def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
-    """Load the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
+    """Load the tokenizer of `place`: a folder, "reference/target" or a hub id in the local cache.
 
-    Return None if there is none, or if it has another `fingerprint`, so belongs to another model.
+    Return None if there is none, or if `fingerprint` shows that it belongs to another model.
     """
     folder = PACKAGE / place if place.startswith("reference/") else Path(place)
     try:
@@ -131,9 +131,12 @@ def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]
 
 
 def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:
-    """Return a tree for the page, with an entry per node: "text" (an index into `texts`), "parent",
-    "percent" (empty if nothing was estimated) and "source" (letters); and "path" and "then" as in
-    `ProposedTree`, "then" as an index. New token texts are added to `texts`."""
+    """Return a tree for the page: {"text", "parent", "percent", "source", "path", "then"}.
+
+    The first four have an entry per node: an index into `texts`, the parent, a percentage
+    ("percent" is empty if nothing was estimated), a letter. "path" is as in `ProposedTree`, "then"
+    an index into `texts`. New token texts are added to `texts`.
+    """
     tree = step.tree
 
     def place(token: int, parent: int) -> int:

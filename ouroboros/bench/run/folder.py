@@ -87,11 +87,11 @@ class ResultsFolder:
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
     ) -> dict | None:
-        """Return the run.json to resume, or None if the run is new; change nothing.
+        """Return the run.json to resume; None for a new run or with `overwrite`. Change nothing.
 
-        `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
-        has a different run, or a finished one (with `retry_failed`: a finished run without failed
-        samples).
+        `facts` is the run.json of the run that is about to start. Without `overwrite`, raises
+        `ValueError` if the folder has a different run, or a finished one (with `retry_failed`: a
+        finished run without failed samples). Raises it also for gzipped samples.
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
