@@ -356,6 +356,7 @@ def phrase_children(s, m, node):
     s.children[node] = 0
     s.ranks[node] = 0
     find_children(s, m, node, 0)
+    s.longest_match[node] = s.longest
     s.phrase_children[node] = s.children[node]
     for j in range(s.children[node]):
         s.phrase_child[node, j] = s.child_token[node, j]

@@ -29,6 +29,7 @@ MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate in `plan_draft_ca
 MIN_TRUST = 0.2  # lower limit of `trust`, the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
+BEYOND_MATCH = 4  # phrases continue for at most the length of the match + this
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
 
@@ -178,8 +179,16 @@ def make_node(s, m, token, parent):
 @jit
 def _push_children(s, heap, ticks, node):
     """Push a node's children onto the heap, numbered from `ticks` to break ties; return the next
-    number."""
-    if s.depth[node] < s.max_depth:
+    number.
+
+    A phrase ends BEYOND_MATCH tokens after the length of its match with the text before the root,
+    or before the last node that the draft model has scored: errors of the estimates multiply.
+    """
+    if node == 0 or s.scored[node]:
+        s.room[node] = s.longest_match[node] + BEYOND_MATCH
+    else:
+        s.room[node] = s.room[s.parent[node]] - 1
+    if s.depth[node] < s.max_depth and s.room[node] > 0:
         for j in range(s.children[node]):
             reach = s.reach[node] * s.child_prob[node, j]
             if reach >= s.floor:

@@ -95,11 +95,13 @@ _INTEGERS = {
     "drafted": (),
     # by node: `occurrence` lists positions of its token in the text, complete from position
     # `complete_from` on, and `match` their match lengths; `draft_row` is its row in the draft's
-    # tree, `top_phrase` the best phrase's token; `ranks` counts the draft model's ranked tokens
+    # tree, `top_phrase` the best phrase's token, `longest_match` its longest match
+    # length, `room` how many levels phrases may add below it; `ranks` counts the draft model's
+    # ranked tokens
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
     "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
-    "ranks": NODES, "ranked": (NODES, RANKS),
+    "longest_match": NODES, "room": NODES, "ranks": NODES, "ranked": (NODES, RANKS),
     "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
     "child_kind": (NODES, CHILDREN),
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone

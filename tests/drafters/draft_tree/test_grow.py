@@ -7,7 +7,9 @@ import pytest
 from growing_texts import chain_text, drafts, growth, path_of, step
 from tiny import mostly_slow
 
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.grow import (
+    BEYOND_MATCH,
     CALL_FACTOR,
     EXPECTED,
     MAX_PHRASE_HITS,
@@ -19,6 +21,7 @@ from ouroboros.drafters.draft_tree.grow import (
     tokens_per_cost,
 )
 from ouroboros.drafters.draft_tree.state import SIZES
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 
 TEXT = chain_text(400, 12)
 
@@ -213,3 +216,14 @@ def test_only_a_judge_scores_nodes_that_have_phrases():
         grown = growth(judge=judge, call=0.001)
         assert (grown.begin(list(range(12)) * 20, 20, 20) is not None) == judge
     assert len(growth(call=0.02, draft_nodes=1).begin(TEXT[:1], 20, 20)) == 1
+
+
+@pytest.mark.parametrize("match", [1, 3])
+def test_a_phrase_ends_soon_after_the_length_of_its_match(match):
+    phrase = list(range(match + 40))
+    grower = TreeGrower(Weights.load())
+    grower.start()
+    grower.set_costs([1.0], [1.0])
+    grower.begin([*phrase, 99, *phrase[:match]], 60, -1)
+    tree = grower.proposal()
+    assert max(tree.depths()) == match + BEYOND_MATCH
