@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from pickle import PickleError
 from typing import Any, TypeVar
@@ -53,17 +53,15 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Hold a cache folder's lock, so that of several processes one compiles and the others load."""
-    if folder is None:
+    """Hold a cache folder's lock, so that of several processes one compiles and the others load.
+    Without a folder, or on a file system without locks, nothing is locked."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # numba makes a folder that was deleted again
+            if folder is not None:
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:

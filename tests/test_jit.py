@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from ouroboros.engine import cpu_kernels
-from ouroboros.jit import cache_folder
+from ouroboros.jit import cache_folder, compile_now
 
 
 def test_code_is_compiled_again_if_any_of_its_sources_changes(tmp_path):
@@ -25,3 +25,7 @@ def test_a_kernel_is_compiled_without_a_writable_cache_folder(monkeypatch):
     block = (ctypes.c_int64 * 3)(1, 0, 41)
     cpu_kernels.Kernel(made["add"]).alone(block)
     assert block[0] == 42
+
+
+def test_code_is_compiled_if_the_cache_folder_was_deleted_since_it_was_found(tmp_path):
+    assert compile_now(lambda: "compiled", tmp_path / "deleted", "a function") == "compiled"
