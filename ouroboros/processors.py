@@ -66,7 +66,8 @@ class Processed(TokenSelector):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
         self.processors = LogitsProcessorList([_of_row(p, row) for p in processors])
-        functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in self.processors)
+        inner = (p.processor if isinstance(p, OneRow) else p for p in self.processors)
+        functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in inner)
         self._constraints = [own for own in functions if isinstance(own, Constraint)]
         self._encoder = [own for own in self.processors if "encoder_input_ids" in vars(own)]
         self.vocab = vocab

@@ -18,6 +18,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     MaxTimeCriteria,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TopKLogitsWarper,
@@ -76,6 +77,15 @@ class FirstRow(LogitsProcessor):
     def __call__(self, input_ids, scores):
         scores[:, (3 * input_ids[0, -1] + 1) % 13] += 3.0
         return scores
+
+
+class Limited(PrefixConstrainedLogitsProcessor):
+    """A subclass of a transformers processor: allows three ids."""
+
+    reads_text_only = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda row, ids: [3, 5, 7], num_beams=1)
 
 
 class Contains(StoppingCriteria):
@@ -237,6 +247,7 @@ PROCESSED = [
     {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
     {"logits_processor": [Parity()]},
     {"logits_processor": [FirstRow()]},
+    {"logits_processor": [Limited()]},
     {"prefix_allowed_tokens_fn": lambda batch, ids: [(3, 5, 7), (4, 8)][batch]},
 ]
 
