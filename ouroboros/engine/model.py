@@ -67,7 +67,8 @@ class CachedModel(TreeModel):
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
       `engine_reason`; on a CPU "eager", after `prepack` "fused" if that is faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
-    - "tuned": "auto" with the kernels of `ouroboros.engine.triton_products`
+    - "tuned": on a GPU "auto" with the kernels of `ouroboros.engine.triton_products`; on a CPU
+      "eager"
     - "fused": on a CPU, after `prepack`, run a Llama-like model by kernels (see
       `ouroboros.engine.fused`) without timing them first; else "eager"
     - "eager": call the transformers model directly

@@ -29,7 +29,7 @@ MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate in `plan_draft_ca
 MIN_TRUST = 0.2  # lower limit of `trust`, the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
-BEYOND_MATCH = 4  # phrases continue for at most the length of the match + this
+BEYOND_MATCH = 4  # a phrase continues for at most the length of its match + this many tokens
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
 
@@ -181,8 +181,9 @@ def _push_children(s, heap, ticks, node):
     """Push a node's children onto the heap, numbered from `ticks` to break ties; return the next
     number.
 
-    A phrase ends BEYOND_MATCH tokens after the length of its match with the text before the root,
-    or before the last node that the draft model has scored: errors of the estimates multiply.
+    Errors of the estimates multiply along a phrase. So if m tokens up to the root, or up to the
+    nearest ancestor that the draft model has scored, match earlier text, at most m + BEYOND_MATCH
+    levels follow below it.
     """
     if node == 0 or s.scored[node]:
         s.room[node] = s.longest_match[node] + BEYOND_MATCH

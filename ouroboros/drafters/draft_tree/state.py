@@ -95,9 +95,9 @@ _INTEGERS = {
     "drafted": (),
     # by node: `occurrence` lists positions of its token in the text, complete from position
     # `complete_from` on, and `match` their match lengths; `draft_row` is its row in the draft's
-    # tree, `top_phrase` the best phrase's token, `longest_match` its longest match
-    # length, `room` how many levels phrases may add below it; `ranks` counts the draft model's
-    # ranked tokens
+    # tree, `top_phrase` the best phrase's token, `longest_match` the length of the node's longest
+    # match, `room` how many levels may follow below it; `ranks` counts the draft model's ranked
+    # tokens
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
     "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
