@@ -7,7 +7,6 @@ together, and the CPU. Without a writable folder every process compiles again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -54,9 +53,11 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 @contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
     """Hold a cache folder's lock, so that of several processes one compiles and the others load.
-    Without a folder, or on a file system without locks, nothing is locked."""
+    Without a folder, or where locks are not supported, nothing is locked."""
     with ExitStack() as stack:
-        with suppress(OSError):  # numba makes a folder that was deleted again
+        with suppress(OSError, ImportError):  # numba makes a folder that was deleted again
+            import fcntl  # not on Windows
+
             if folder is not None:
                 descriptor = os.open(folder, os.O_RDONLY)
                 stack.callback(os.close, descriptor)

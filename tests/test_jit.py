@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 from ouroboros.engine import cpu_kernels
 from ouroboros.jit import cache_folder, compile_now
@@ -29,3 +31,13 @@ def test_a_kernel_is_compiled_without_a_writable_cache_folder(monkeypatch):
 
 def test_code_is_compiled_if_the_cache_folder_was_deleted_since_it_was_found(tmp_path):
     assert compile_now(lambda: "compiled", tmp_path / "deleted", "a function") == "compiled"
+
+
+def test_code_is_compiled_without_locks_if_fcntl_is_missing_as_on_windows(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; sys.modules['fcntl'] = None\n"
+        "from ouroboros.jit import compile_now\n"
+        f"print(compile_now(lambda: 'compiled', Path({str(tmp_path)!r}), 'a function'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "compiled\n"
