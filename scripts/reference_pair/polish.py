@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from loop import Recipe, Source, train
 from outputs import continue_rows, light_copy
@@ -50,10 +51,9 @@ def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
     >>> repeats([1, 2, 1, 2, 1], n=2)
     [False, False, False, True, True]
     """
-    grams = [tuple(new_tokens[end - n : end]) for end in range(n, len(new_tokens) + 1)]
-    first = {gram: at for at, gram in reversed(list(enumerate(grams)))}
-    seen = [first[gram] < at for at, gram in enumerate(grams)]
-    return [False] * (len(new_tokens) - len(seen)) + seen
+    starts = range(len(new_tokens) - n + 1)
+    grams = pd.Series([tuple(new_tokens[at : at + n]) for at in starts], dtype=object)
+    return [False] * (len(new_tokens) - len(grams)) + grams.duplicated().tolist()
 
 
 @torch.compiler.set_stance("force_eager")

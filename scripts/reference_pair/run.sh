@@ -29,6 +29,5 @@ train polish minutes="$POLISH" "${DEVICE[@]}"
 # Draft: the target's layers merged in groups, trained on the target's distribution and text.
 train draft minutes="$DRAFT" "${DEVICE[@]}"
 
-# Export in bf16, then measure.
+# Export in bf16, and measure.
 train export out="$OUT"
-train evaluate out="$OUT"

@@ -2,8 +2,8 @@
 
     python scripts/reference_pair/train.py STEP work=FOLDER [option=value ...]
 
-The steps are prepare, target, polish, draft, export and evaluate: run.sh has them in order, with
-the options of the shipped pair. The classes `Corpus`, `Recipe`, `Polish` and those below describe
+The steps are prepare, target, polish, draft and export: run.sh has them in order, with the options
+of the shipped pair. The classes `Corpus`, `Recipe`, `Polish` and those below describe
 the options. Every step reads the previous step's files from the work folder; those that train
 resume their own checkpoint.
 """
@@ -68,15 +68,10 @@ class Draft(Recipe, Step):
 
 @dataclass
 class Export(Step):
-    """The options of exporting: `out` is the folder that the pair is written to."""
+    """The options of exporting: `out` is the folder that the pair is written to, `prompts` how many
+    of HumanEval's prompts it then continues, to be measured."""
 
     out: str = MISSING
-
-
-@dataclass
-class Evaluation(Export):
-    """The options of measuring the pair in `out`: how many of HumanEval's prompts it continues."""
-
     prompts: int = 164
 
 
@@ -154,25 +149,17 @@ def train_draft(options: Draft) -> None:
 
 
 def export(options: Export) -> None:
-    """Write the pair in bf16, shards under 16 MiB, with the tokenizer beside each model."""
-    work = Work(options.work)
+    """Write the pair in bf16, shards under 16 MiB, with the tokenizer beside each model; measure
+    it, and write evaluation.json and the corpus' manifest.json."""
+    work, out, pair = Work(options.work), Path(options.out), []
     for name in ("target", "draft"):
-        out = Path(options.out) / name
-        work.load(name).bfloat16().save_pretrained(out, max_shard_size="15MB")
-        work.tokenizer.save_pretrained(out)
-
-
-def evaluate(options: Evaluation) -> None:
-    """Measure the exported pair; write evaluation.json and the corpus' manifest.json beside it."""
-    work, out = Path(options.work), Path(options.out)
-    target, draft = (
-        CachedModel.from_pretrained(str(out / name), dtype=torch.float32)
-        for name in ("target", "draft")
-    )
-    held_out = json.loads((work / "heldout.json").read_text())
-    found = evaluation(target, draft, held_out, options.prompts)
+        work.load(name).bfloat16().save_pretrained(out / name, max_shard_size="15MB")
+        work.tokenizer.save_pretrained(out / name)
+        pair.append(CachedModel.from_pretrained(str(out / name), dtype=torch.float32))
+    shutil.copy(work.path / "manifest.json", out)
+    held_out = json.loads((work.path / "heldout.json").read_text())
+    found = evaluation(*pair, held_out, options.prompts)
     (out / "evaluation.json").write_text(json.dumps(found, indent=1))
-    shutil.copy(work / "manifest.json", out)
     print(json.dumps(found))
 
 
@@ -182,7 +169,6 @@ STEPS: dict[str, tuple[Callable, type]] = {
     "polish": (polish_target, Polishing),
     "draft": (train_draft, Draft),
     "export": (export, Export),
-    "evaluate": (evaluate, Evaluation),
 }
 
 

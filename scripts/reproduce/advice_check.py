@@ -2,8 +2,8 @@
 
     python scripts/reproduce/advice_check.py RUNS --costs costs.json --rates advice.json --out DIR
 
-RUNS is a folder of runs. A prediction uses greedy's text of a run, and costs that were measured
-separately (without --costs, the run's costs). It does not use the decoder's counts.
+RUNS is a folder of timed runs. A prediction uses greedy's text of a run, and costs that were
+measured separately. It does not use the decoder's counts.
 """
 
 from __future__ import annotations
@@ -22,40 +22,36 @@ from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.report.gather import load, run_folders
-from ouroboros.bench.run.folder import ResultsFolder, load_costs
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.cli.advise import rates_by_decoder
 from ouroboros.cli.common import known
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decoder_factory import kind_of
-from ouroboros.tuning.advise import cost_per_token
 from ouroboros.tuning.evidence import completed, recorded_evidence
+
+WHAT = "speedup over greedy"
 
 
 def check(
-    place: Path, *, costs: Costs | None = None, rates: Mapping[str, OffTextRates] | None = None
-) -> tuple[pd.DataFrame, str, str]:
-    """Compare predictions with measurements for each drafter in every run in or below a folder.
-    Return a frame, the name of the compared quantity, and a sentence about the runs.
+    place: Path, costs: Costs, rates: Mapping[str, OffTextRates] | None = None
+) -> tuple[pd.DataFrame, str]:
+    """Compare the predicted speedups over greedy with the measured ones, for each drafter in every
+    timed run in or below a folder. Return a frame, and a sentence about the runs.
 
-    The quantity is the speedup over greedy, or for untimed runs the tokens per target call of one
-    node; higher is better. `costs` and off-text `rates` are those of `recorded_evidence`.
-
-    Columns: run, decoder, kind (see `kind_of`), predicted, measured, error (predicted / measured
-    - 1) and elsewhere (the two errors if each half of the prompts is predicted from the other half;
-    () with fewer than two prompts). transformers' decoders are left out. Raises `ValueError` if
-    only some runs are timed.
+    `costs` and off-text `rates` are those of `recorded_evidence`. Columns: run, decoder, kind (see
+    `kind_of`), predicted, measured, error (predicted / measured - 1) and elsewhere (the two errors
+    if each half of the prompts is predicted from the other half; () with fewer than two prompts).
+    transformers' decoders are left out. Raises `ValueError` if a run has no times.
     """
     runs, rows = [load(path) for path in run_folders(place)], []
-    timed = runs[0].facts.timed
-    if any(found.facts.timed != timed for found in runs):
-        raise ValueError(f"{place} holds timed and untimed runs: give a folder of one kind")
     for found in tqdm(runs, desc="folders", leave=False):
         run, path = found.run, found.folder
+        if not found.facts.timed:
+            raise ValueError(f"{path} has no times to compare with: measure with timing=true")
         spec = PairSpec.from_mapping(run["config"]["model"])
         decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
-        decided = None if timed else ResultsFolder(path).load_costs() or Costs.load("epyc")
-        evidence = recorded_evidence(path, spec, decoders, costs=costs or decided, rates=rates)
+        evidence = recorded_evidence(path, spec, decoders, costs=costs, rates=rates)
         model, live = CostModel(evidence.costs), completed(found.samples)
         texts = evidence.counts(PLAIN, {}, {})
         examples = list(dict.fromkeys(sample.example for sample in texts))
@@ -63,30 +59,25 @@ def check(
         for name, config in decoders.items():
             if name == PLAIN or kind_of(config).startswith("hf"):
                 continue
-            ours, base = evidence.counts(name, config, {}), texts
-            if timed:
-                ours, base = ([model.predict(one) for one in side] for side in (ours, base))
 
-            def value(side: Sequence[Sequence[Sample]], among: Sequence[str], model=model) -> float:
+            def ratio(side: Sequence[Sequence[Sample]], among: Sequence[str]) -> float:
                 own, plain = ([s for s in one if s.example in among] for one in side)
-                if not timed:
-                    return 1.0 / (cost_per_token(own, model) or 1.0)
-                ratio = speedup(sample_frame(plain), sample_frame(own))
-                assert ratio is not None
-                return ratio.value
+                value = speedup(sample_frame(plain), sample_frame(own))
+                assert value is not None
+                return value.value
 
-            predicted, measured = (ours, base), (live[name], live[PLAIN])
+            counted = evidence.counts(name, config, {}), texts
+            predicted = [[model.predict(one) for one in side] for side in counted]
+            measured = live[name], live[PLAIN]
             swapped = (halves, halves[::-1]) if halves[1] else ()
             row = {"run": path.name, "decoder": name, "kind": kind_of(config)}
-            row |= {"predicted": value(predicted, examples), "measured": value(measured, examples)}
+            row |= {"predicted": ratio(predicted, examples), "measured": ratio(measured, examples)}
             row["error"] = row["predicted"] / row["measured"] - 1.0
-            pairs = ((value(predicted, one), value(measured, other)) for one, other in swapped)
+            pairs = ((ratio(predicted, one), ratio(measured, other)) for one, other in swapped)
             row["elsewhere"] = tuple(before / after - 1.0 for before, after in pairs)
             rows.append(row)
     several = f"{len(runs)} runs, the first: " if len(runs) > 1 else ""
-    source = "Costs measured separately" if costs else "Costs of the runs themselves"
-    about = f"{several}{runs[0].facts.title}. {source if timed else 'Counts alone'}."
-    return pd.DataFrame(rows), "speedup over greedy" if timed else "tokens per target call", about
+    return pd.DataFrame(rows), f"{several}{runs[0].facts.title}. Costs measured separately."
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
@@ -121,17 +112,17 @@ def main(words: Sequence[str] | None = None) -> None:
     """Check the runs of a folder, print both tables and write them."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a results folder, or a folder with some")
-    parser.add_argument("--costs", help="epyc, flat or a file (default: the costs of each run)")
+    parser.add_argument("--costs", required=True, help="epyc, flat or a file")
     parser.add_argument("--rates", help="an advice.json whose off-text rates are used")
     parser.add_argument("--out", type=Path, required=True, help="folder of check.json, check.md")
     options = parser.parse_args(words)
     rates = rates_by_decoder(options.rates)
-    points, what, about = check(options.runs, costs=load_costs(options.costs), rates=rates)
+    points, about = check(options.runs, Costs.load(options.costs), rates)
     found = accuracy(points)
     every = points.sort_values("error", key=abs, kind="stable").drop(columns=["kind", "elsewhere"])
     tables = [own.to_markdown(index=False, floatfmt=".3f") for own in (every, found.reset_index())]
-    text = "\n\n".join([f"# Predicted against measured: {what}\n\n{about}", *tables]) + "\n"
-    document = {"what": what, "about": about, "accuracy": known(found).to_dict("index")}
+    text = "\n\n".join([f"# Predicted against measured: {WHAT}\n\n{about}", *tables]) + "\n"
+    document = {"what": WHAT, "about": about, "accuracy": known(found).to_dict("index")}
     options.out.mkdir(parents=True, exist_ok=True)
     folder = ResultsFolder(options.out)
     folder.write_json("check.json", document | {"points": points.to_dict("records")})

@@ -3,8 +3,8 @@
     python scripts/reproduce/host_overhead.py
 
 The text is this project's source in the reference tokenizer. For each of `DECODERS` and context:
-milliseconds of host work per step (the minimum over repeats, each a mean over steps) and per model
-call, target or draft. The last line on stdout is one JSON document.
+milliseconds of host work per step (the minimum over repeats, each a mean over steps). The last line
+on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
 from ouroboros.decoder_factory import decoder_config, decoder_factories
 from ouroboros.select import Ranked, TokenSelector
+from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 DECODERS = ["greedy", "speculative", "lookahead", "prompt_lookup", "ouroboros", "ouroboros_paper"]
@@ -78,9 +80,9 @@ def draft_script(text: Sequence[int], agreement: float) -> Script:
 
 def host_steps(
     drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
-) -> Iterator[tuple[float, int, int]]:
+) -> Iterator[tuple[float, StepRecord]]:
     """Decode `script.text` after its first `prompt` tokens, `drafting` being the draft's selector;
-    yield (host seconds, draft calls, new tokens) of each step after the first (the prefill's)."""
+    yield the host seconds of each step after the first (the prefill's), and its trace."""
     steps = stream(
         ScriptedModel(),  # type: ignore[arg-type]
         Drafting(drafter, drafting),
@@ -92,8 +94,7 @@ def host_steps(
     for trace in steps:
         now, found = time.perf_counter(), script.spent_s + drafting.spent_s
         if len(trace.steps) > 1:
-            last = trace.steps[-1]
-            yield now - started - (found - spent), last.draft_calls, last.new
+            yield now - started - (found - spent), trace.steps[-1]
         started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
 
 
@@ -111,11 +112,8 @@ def host_overhead() -> None:
         times = []
         for _ in range(REPEATS):
             steps = host_steps(make(), script, drafting, prompt=context, max_new=TOKENS)
-            seconds, calls, new = np.array([*steps], float).T
-            times.append(seconds.sum())
-        row = {"decoder": name, "context": context, "ms_per_step": 1e3 * min(times) / len(new)}
-        row["ms_per_call"] = 1e3 * min(times) / (len(new) + calls.sum())
-        rows.append({**row, "draft_calls_per_step": calls.mean(), "new_per_step": new.mean()})
+            times.append(fmean(seconds for seconds, _ in steps))
+        rows.append({"decoder": name, "context": context, "ms_per_step": 1e3 * min(times)})
     print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".3f"))
     print(json.dumps(rows))
 

@@ -77,16 +77,19 @@ def test_the_command_samples_as_the_runs_did(run_advise, run_bench, recorded):
     assert document["best"]["command"].endswith("temperature=0.5")
 
 
-def test_predictions_are_held_against_runs(recorded, saved_pair, monkeypatch, capsys):
-    """Counts with their own costs are exact where the draft is deterministic."""
-    monkeypatch.chdir(saved_pair)
-    advice_check.main([recorded, "--out", "checked"])
+def test_predictions_are_held_against_runs(run_bench, recorded, saved_pair, monkeypatch, capsys):
+    names = "decoder=[greedy,speculative,prompt_lookup]"
+    assert run_bench(names, *COUNTS[:-1], "timing=true", "results_dir=timed")[0] == 0
+    advice_check.main(["timed", "--costs", "costs.yaml", "--out", "checked"])
     document = json.loads((saved_pair / "checked" / "check.json").read_text())
-    assert document["accuracy"]["speculative"]["largest_error"] == 0
-    assert document["accuracy"]["prompt_lookup"]["largest_error"] == 0
-    assert document["accuracy"]["all"]["points"] == 4
+    measured = json.loads((saved_pair / "timed" / "summary.json").read_text())["decoders"]
+    assert [point["decoder"] for point in document["points"]] == ["speculative", "prompt_lookup"]
+    for point in document["points"]:
+        expected = measured[point["decoder"]]["latency_speedup"]["value"]
+        assert point["measured"] == pytest.approx(expected) and point["predicted"] > 0
+        assert len(point["elsewhere"]) == 2
     text = (saved_pair / "checked" / "check.md").read_text()
-    assert text in capsys.readouterr().out and "Counts alone" in text
+    assert text in capsys.readouterr().out and "Costs measured separately" in text
 
 
 def test_a_machine_that_is_not_at_hand(run_advise, recorded):

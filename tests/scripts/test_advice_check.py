@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from advice_check import accuracy
 
+from ouroboros.costs import Costs
+
 
 def test_errors_order_and_regret():
     rows = [
@@ -31,11 +33,9 @@ def test_errors_order_and_regret():
         accuracy(points[:0])
 
 
-def test_timed_and_untimed_runs_are_not_compared_in_one_table(monkeypatch):
-    def load(timed):
-        return SimpleNamespace(facts=SimpleNamespace(timed=timed))
-
-    monkeypatch.setattr(advice_check, "run_folders", lambda place: [True, False])
-    monkeypatch.setattr(advice_check, "load", load)
-    with pytest.raises(ValueError, match="runs holds timed and untimed runs: give a folder of one"):
-        advice_check.check(Path("runs"))
+def test_runs_without_times_are_refused(monkeypatch):
+    untimed = SimpleNamespace(run={}, folder=Path("counts"), facts=SimpleNamespace(timed=False))
+    monkeypatch.setattr(advice_check, "run_folders", lambda place: [place])
+    monkeypatch.setattr(advice_check, "load", lambda path: untimed)
+    with pytest.raises(ValueError, match="counts has no times to compare with: measure with timin"):
+        advice_check.check(Path("counts"), Costs.load("epyc"))

@@ -35,9 +35,9 @@ def test_every_drafter_follows_the_script_in_the_same_steps(name):
         script, drafting = Script(TEXT), draft_script(TEXT, 0.8)
         drafter = DRAFTERS[name](ScriptedModel())
         steps = list(host_steps(drafter, script, drafting, prompt=50, max_new=200))
-        assert script.spent_s > 0 and all(seconds > 0 for seconds, *_ in steps)
-        assert sum(new for *_, new in steps) >= 180
-        counts.append([step[1:] for step in steps])
+        assert script.spent_s > 0 and all(seconds > 0 for seconds, _ in steps)
+        assert sum(step.new for _, step in steps) >= 180
+        counts.append([(step.draft_calls, step.new) for _, step in steps])
     assert counts[0] == counts[1]
 
 
@@ -54,4 +54,4 @@ def test_the_script_prints_a_table_and_one_document(capsys, monkeypatch):
     host_overhead.host_overhead()
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["decoder"], row["context"]) for row in rows] == [("greedy", 64), ("ouroboros", 64)]
-    assert rows[0]["draft_calls_per_step"] == 0 < rows[1]["draft_calls_per_step"]
+    assert all(row["ms_per_step"] > 0 for row in rows)

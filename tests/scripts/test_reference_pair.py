@@ -22,8 +22,7 @@ STEPS = {
     "target": f"hidden=128 ffn=128 heads=1 layers=2 device=cpu {BRIEF}",
     "polish": "steps=3 batch_tokens=512 length=64 compile=false device=cpu",
     "draft": f"groups=[[0,1]] ffn=192 outputs=8 device=cpu {BRIEF}",
-    "export": "out={out}",
-    "evaluate": "out={out} prompts=1",
+    "export": "out={out} prompts=1",
 }
 
 
