@@ -4,7 +4,7 @@
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight, before anything is timed: versions, numba, the attention kernel against float64, whether
+Preflight, before anything is timed: numba, the attention kernel against float64, whether
 both models use captured graphs and compiled layers, and whether a call of one node is as close to
 its bandwidth floor as goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the
 time); OUT/checks.json has the figures. Lossless: no BUG, no failed sample and, in float32, no text
@@ -24,7 +24,6 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +37,6 @@ from ouroboros.audit.reference_forward import plain_logits
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.costs import Costs
@@ -71,18 +69,11 @@ class Check:
 
 def preflight(shapes: Sequence[str], small: bool) -> Iterator[tuple]:
     """Yield the checks that come before everything else: name, function and its arguments."""
-    yield "versions", versions
     yield "numba", drafter_compiles
     yield "attention", attention_agrees, *(SMALL_GRID if small else GRID)
     models = dict(zip(("target", "draft"), load_shapes(shapes, small=small).models, strict=True))
     yield "served", served, models
     yield "floor", floor_share, models, 256 if small else 512
-
-
-def versions() -> Check:
-    """Check that the packages that the tests in correct.sh need are installed; name versions."""
-    tests = {name: version(name) for name in ("pytest", "hypothesis")}
-    return Check(True, {**provenance()["versions"], **tests})
 
 
 def drafter_compiles() -> Check:

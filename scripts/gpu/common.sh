@@ -20,9 +20,9 @@ SITE=${SITE:-$PWD/build/site}
 # make the checkout the package.
 export PYTHONPATH=$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ -z "${DRY:-}" ]; then
-  if ! "$PYTHON" -c "import hydra, ouroboros.conf, pytest" 2>/dev/null; then
+  if ! "$PYTHON" -c "import hydra, ouroboros.conf, pytest, hypothesis" 2>/dev/null; then
     compgen -G 'build/gpu/*.whl' >/dev/null || {
-      echo "no hydra-core or no pytest here, and no wheels in build/gpu: send that folder too (git ignores" \
+      echo "no hydra-core, pytest or hypothesis here, and no wheels in build/gpu: send that folder too (git ignores" \
         "it), or install with make .venv/developed" >&2
       exit 1
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What would spoil every stage after it: versions, the attention kernel, captured graphs, and a call
+# What would spoil every stage after it: numba, the attention kernel, captured graphs, and a call
 # of one node against its bandwidth floor. If it fails, mend that first.
 LIMIT_S=${LIMIT_S:-360}
 source "$(dirname "$0")/common.sh"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import json
-import random
 import re
 import sys
 import sysconfig
@@ -149,17 +148,13 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
 def math_documents(path: Path, *, seed: int = 0) -> Iterator[tuple[str, str]]:
     """Yield ("math", text) for documents of several worked GSM8K examples each, shuffled, without
     calculator annotations."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    random.Random(seed).shuffle(rows)
-    examples = []
-    for row in rows:
-        reasoning, answer = re.sub(r"<<[^>]*>>", "", row["answer"]).rsplit("####", 1)
-        steps = " ".join(reasoning.split())
-        examples.append(
-            f"Question: {row['question']}\nAnswer: {steps}\nThe answer is {answer.strip()}.\n\n"
-        )
-    for start in range(0, len(examples), MATH_EXAMPLES):
-        yield "math", "".join(examples[start : start + MATH_EXAMPLES])
+    rows = pd.read_json(path, lines=True, dtype=False).sample(frac=1, random_state=seed)
+    parts = rows["answer"].str.replace(r"<<[^>]*>>", "", regex=True).str.rsplit("####", n=1)
+    steps, answers = parts.str[0].str.split().str.join(" "), parts.str[1].str.strip()
+    texts = "Question: " + rows["question"] + "\nAnswer: " + steps
+    texts += "\nThe answer is " + answers + ".\n\n"
+    for start in range(0, len(texts), MATH_EXAMPLES):
+        yield "math", "".join(texts[start : start + MATH_EXAMPLES])
 
 
 def benchmark_texts(sources: Iterable[str]) -> Iterator[str]:
@@ -222,10 +217,8 @@ def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
         text = squeezed(text)
         return text in pieces or any(function in text for function in functions)
 
-    is_module, is_code = (
-        documents["kind"] == "module",
-        documents["kind"].isin(["function", "module"]),
-    )
+    kind = documents["kind"]
+    is_module, is_code = kind == "module", kind.isin(["function", "module"])
     sizes = documents["text"].str.len().where(is_module, 0).cumsum()
     left_out = documents["text"].str.startswith("def test")
     left_out |= is_module & (sizes > MODULE_CHARACTERS)

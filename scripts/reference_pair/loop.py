@@ -69,10 +69,7 @@ def windows(
     for drawn in rng.choice(len(sources), size=count, p=shares / shares.sum()):
         tokens, starts = sources[drawn].tokens, sources[drawn].starts
         last = len(tokens) - length
-        if starts is None:
-            at = int(rng.integers(0, last))
-        else:
-            at = int(starts[rng.integers(0, np.searchsorted(starts, last))])
+        at = rng.integers(0, last) if starts is None else rng.choice(starts[starts < last])
         rows.append(tokens[at : at + length + 1])
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
@@ -110,23 +107,19 @@ def mean_loss(
             model.model.set_attn_implementation("eager" if ids.shape[1] <= 1025 else "sdpa")
         return model.model(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
 
-    def next_token(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model.lm_head(rows).float(), targets, reduction="sum")
-
-    def divergence(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        assert teacher is not None
-        ours, theirs = (
-            head(part).float().log_softmax(-1)
-            for head, part in ((model.lm_head, rows), (teacher.lm_head, wanted))
-        )
-        return F.kl_div(ours, theirs, reduction="sum", log_target=True)
+    def loss(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        logits = model.lm_head(rows).float()
+        if teacher is None:
+            return F.cross_entropy(logits, wanted, reduction="sum")
+        theirs = teacher.lm_head(wanted).float().log_softmax(-1)
+        return F.kl_div(logits.log_softmax(-1), theirs, reduction="sum", log_target=True)
 
     if teacher is None:
         targets = ids[:, 1:].flatten()
     else:
         with torch.no_grad():
             targets = hidden(teacher)
-    rows, loss = hidden(model), next_token if teacher is None else divergence
+    rows = hidden(model)
     size = ROWS if model.device.type == "cpu" else len(rows)
     parts = zip(rows.split(size), targets.split(size), strict=True)
     losses = [checkpoint(loss, *part, use_reentrant=False) for part in parts]

@@ -14,6 +14,10 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
+BLOCKS = (
+    ("input_layernorm", "self_attn", ["q_proj", "k_proj", "v_proj"], "o_proj"),
+    ("post_attention_layernorm", "mlp", ["gate_proj", "up_proj"], "down_proj"),
+)
 PAD_STD = 0.02  # standard deviation of new units' input weights; their output weights begin at zero
 
 
@@ -37,12 +41,8 @@ def merge_layers(
     draft.model.norm.load_state_dict(target.model.norm.state_dict())
     for layer, group in zip(draft.model.layers, groups, strict=True):
         parts = [target.model.layers[index] for index in group]
-        merge(
-            layer, parts, "input_layernorm", "self_attn", ["q_proj", "k_proj", "v_proj"], "o_proj"
-        )
-        merge(
-            layer, parts, "post_attention_layernorm", "mlp", ["gate_proj", "up_proj"], "down_proj"
-        )
+        for names in BLOCKS:
+            merge(layer, parts, *names)
     return draft
 
 

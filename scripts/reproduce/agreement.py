@@ -23,7 +23,6 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -225,9 +224,10 @@ def study(
         counted: list[dict] = [{}, {}]
         for costs_name, ratio in product(COSTS, RATIOS):
             costs = with_ratio(Costs.load(costs_name), ratio)
-            given: dict[str, Any] = {"draft": draft, "rates": rates and {"": rates}}
-            choosing = Evidence(tuned, costs, counted=counted[0], **given)
-            showing = Evidence(shown, costs, counted=counted[1], **given)
+            choosing, showing = (
+                Evidence(texts, costs, draft, rates=rates and {"": rates}, counted=known)
+                for texts, known in zip((tuned, shown), counted, strict=True)
+            )
             plain = showing.counts("greedy", {}, {})
             groups = list(dict.fromkeys(sample.group for sample in plain))
             for name, config in decoders.items():

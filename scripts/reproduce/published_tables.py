@@ -106,17 +106,17 @@ def drafters(*paths: Path) -> Table:
     one that is not a variant of Ouroboros; it is chosen on the same samples, which favours it.
     Raises `ValueError` for runs with different settings, because they share the line below.
     """
-    found = {path: read(path) for path in paths}
-    timed = found[paths[0]]["timed"]
+    found = [read(path) for path in paths]
+    timed = found[0]["timed"]
     notes = [
-        setting(p)[2:] if one["timed"] else [f"predicted with {one['costs']}"]
-        for p, one in found.items()
+        setting(path)[2:] if one["timed"] else [f"predicted with {one['costs']}"]
+        for path, one in zip(paths, found, strict=True)
     ]
     if any(note != notes[0] for note in notes):
         raise ValueError(f"{paths[0].parent}: runs of different settings or costs in one table")
     measure = "latency" if timed else "predicted"
     rows, leads, speedups = [], [], []
-    for path, one in found.items():
+    for path, one in zip(paths, found, strict=True):
         ours = one["decoders"]["ouroboros"]
         others = {
             name: lead
@@ -140,9 +140,8 @@ def drafters(*paths: Path) -> Table:
         mean = over_runs(leads)  # over several tasks, not over lengths of one task
         last = {"run": "geometric mean", "lead over best other": cell(vars(mean))}
         if not timed:
-            last["speedup (predicted)"] = cell(
-                float(gmean([one["value"] for one in speedups])), 2, "x"
-            )
+            factor = float(gmean([one["value"] for one in speedups]))
+            last["speedup (predicted)"] = cell(factor, 2, "x")
         rows.append(last | {"verdict": mean.significance})
     return pd.DataFrame(rows).fillna(""), notes[0]
 
@@ -254,11 +253,11 @@ def tuning(*paths: Path) -> Table:
     and those tuned for the other costs."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
-        carried = [row[key] for key in row if key.startswith("best by ") and row[key] is not None]
-        columns = {key: row[key] for key in ("costs", "configured", "best found", "regret")}
-        columns["tuned for other costs"] = carried[0] if carried else None
-        cells = {key: significant(value) for key, value in columns.items()}
-        rows.append({"decoder": title(row["decoder"])} | cells)
+        carried = (v for key, v in row.items() if key.startswith("best by ") and v is not None)
+        cells = {key: row[key] for key in ("costs", "configured", "best found", "regret")}
+        cells["tuned for other costs"] = next(carried, None)
+        shown = {key: significant(value) for key, value in cells.items()}
+        rows.append({"decoder": title(row["decoder"])} | shown)
     texts = dict.fromkeys(f"replays of {one['texts']} recorded texts" for one in found)
     return pd.DataFrame(rows), ["predicted speedup", *texts]
 
@@ -274,13 +273,11 @@ def host(path: Path) -> Table:
 
 def call_times(path: Path) -> Table:
     """Return ms per call: a row per model, dtype and engine, a column per number of rows."""
-    times = pd.read_csv(path / "call_times.csv").set_index(["model", "dtype", "engine"])
+    times = pd.read_csv(path / "call_times.csv")
     rows = []
-    for name, part in times.groupby(level=[0, 1, 2], sort=False):
+    for name, part in times.groupby(["model", "dtype", "engine"], sort=False):
         ms = part.set_index("rows")["ms"]
-        cells = {
-            f"{count} row{'s' * (count > 1)}": cell(ms[count], 1) for count in (1, 4, 8, 16, 64)
-        }
+        cells = {f"{n} row{'s' * (n > 1)}": cell(ms[n], 1) for n in (1, 4, 8, 16, 64)}
         rows.append({"call": ", ".join(map(str, name))} | cells)
     return pd.DataFrame(rows), ["ms per call", "256 cached tokens"]
 
@@ -288,24 +285,20 @@ def call_times(path: Path) -> Table:
 def lm_eval(path: Path) -> Table:
     """Return score and speed of each decoder, from lm-evaluation-harness' results files."""
     rows = []
-    for found in (json.loads(file.read_text("utf-8")) for file in path.glob("*.json")):
-        speed = found.get("config", {}).get("ouroboros")
-        if speed is None:
-            continue
-        (task,) = found["results"].values()
-        (metric,) = [name for name in task if name.endswith(",none") and "_stderr" not in name]
-        rows.append(
-            {
-                "decoder": title(speed["decoder"]),
-                metric.removesuffix(",none"): cell(task[metric]),
-                "tokens/s": cell(speed["output_throughput"], 1),
-                "TTFT (ms)": cell(speed["ttft_ms"], 0),
-                "target calls/token": cell(speed["target_forwards_per_token"], 3),
-                "acceptance length": cell(
-                    (speed["speculative_decoding"] or {}).get("mean_acceptance_length")
-                ),
-            }
-        )
+    for found in (read(path, file.name) for file in path.glob("*.json")):
+        if speed := found.get("config", {}).get("ouroboros"):  # not provenance.json, hf.json
+            (task,) = found["results"].values()
+            drafted = speed["speculative_decoding"] or {}
+            rows.append(
+                {
+                    "decoder": title(speed["decoder"]),
+                    "chrf": cell(task["chrf,none"]),
+                    "tokens/s": cell(speed["output_throughput"], 1),
+                    "TTFT (ms)": cell(speed["ttft_ms"], 0),
+                    "target calls/token": cell(speed["target_forwards_per_token"], 3),
+                    "acceptance length": cell(drafted.get("mean_acceptance_length")),
+                }
+            )
     rows.sort(key=lambda row: -float(row["target calls/token"]))
     return pd.DataFrame(rows), [
         "completions of every decoder equal those of the harness' hf model",
