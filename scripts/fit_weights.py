@@ -82,22 +82,15 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
     all rows keeps its weight from `before`.
     """
     features, outcomes = rows[:, :-1], rows[:, -1]
-    mean, spread = features.mean(0), features.std(0)
-    mean[0], spread[0] = 0.0, 1.0
-    spread[spread < 1e-9] = 1.0
-    scaled = (features - mean) / spread
-    scaled[:, 0] = 1.0
+    penalty = PENALTY * features.var(0)  # as if the features were standardised
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        odds = scaled @ weights
+        odds = features @ weights
         value = np.logaddexp(0, odds).mean() - (outcomes * odds).mean()
-        slope = scaled.T @ (expit(odds) - outcomes) / len(outcomes)
-        penalty = np.concatenate([[0.0], weights[1:]]) * PENALTY
-        return float(value + 0.5 * (penalty @ weights)), slope + penalty
+        slope = features.T @ (expit(odds) - outcomes) / len(outcomes)
+        return float(value + 0.5 * penalty @ weights**2), slope + penalty * weights
 
-    best = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x
-    weights = best / spread
-    weights[0] = best[0] - (weights[1:] * mean[1:]).sum()
+    weights = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x
     return np.where(features.any(0), weights, before)
 
 

@@ -96,7 +96,7 @@ def attention_agrees(
         if length < count:
             continue
         group, draw = heads // kv_heads, torch.Generator(DEVICE).manual_seed(0)
-        inputs = [
+        query, key, value = inputs = [
             torch.randn(1, *size, WIDTH, generator=draw, device=DEVICE).bfloat16()
             for size in ((heads, count), (kv_heads, length), (kv_heads, length))
         ]
@@ -106,14 +106,14 @@ def attention_agrees(
         seen[:, :base], seen[:, base : base + count] = True, torch.from_numpy(tree.ancestors())
         mask = additive(seen.to(DEVICE), torch.bfloat16)
         module = SimpleNamespace(num_key_value_groups=group, is_causal=True, training=False)
-        outputs = [kernel_attention(module, *inputs, mask)[0].double()]  # type: ignore[arg-type]
+        outputs = [kernel_attention(module, query, key, value, mask)[0].double()]  # type: ignore[arg-type]
         for dtype in (torch.bfloat16, torch.float64):
-            query, *rest = (tensor.to(dtype) for tensor in inputs)
-            key, value = (tensor.repeat_interleave(group, dim=1) for tensor in rest)
-            out = scaled_dot_product_attention(query, key, value, attn_mask=seen.to(DEVICE))
+            first, *rest = (tensor.to(dtype) for tensor in inputs)
+            keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in rest)
+            out = scaled_dot_product_attention(first, keys, values, attn_mask=seen.to(DEVICE))
             outputs.append(out.transpose(1, 2).double())
         errors = [float((found - outputs[-1]).abs().max()) for found in outputs[:2]]
-        rows.append((fits(*inputs, mask), *errors))
+        rows.append((fits(query, key, value, mask), *errors))
     kernel, ours, theirs = zip(*rows, strict=True)
     figures = {"calls": len(rows), "by_kernel": sum(kernel)}
     figures |= {"max_error": max(ours), "max_error_sdpa": max(theirs)}
