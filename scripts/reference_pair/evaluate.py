@@ -43,7 +43,8 @@ def evaluation(
     """
     humaneval = {str(t): on_humaneval(target, draft, t, prompts) for t in TEMPERATURES}
     rates = sorted((humaneval[str(t)]["repetition_rate"], t) for t in TEMPERATURES)
-    matched = np.interp(MATCHED, *zip(*rates, strict=True), left=np.nan, right=np.nan)
+    repeated, temperatures = np.array(rates).T
+    matched = np.interp(MATCHED, repeated, temperatures, left=np.nan, right=np.nan)
     return {
         "loss": {
             name: {kind: heldout_loss(model, texts) for kind, texts in held_out.items()}

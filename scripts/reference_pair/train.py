@@ -158,7 +158,8 @@ def export(options: Export) -> None:
         pair.append(CachedModel.from_pretrained(str(out / name), dtype=torch.float32))
     shutil.copy(work.path / "manifest.json", out)
     held_out = json.loads((work.path / "heldout.json").read_text())
-    found = evaluation(*pair, held_out, options.prompts)
+    target, draft = pair
+    found = evaluation(target, draft, held_out, options.prompts)
     (out / "evaluation.json").write_text(json.dumps(found, indent=1))
     print(json.dumps(found))
 

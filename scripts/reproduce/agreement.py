@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -224,8 +225,9 @@ def study(
         counted: list[dict] = [{}, {}]
         for costs_name, ratio in product(COSTS, RATIOS):
             costs = with_ratio(Costs.load(costs_name), ratio)
+            given: dict[str, Any] = {"draft": draft, "rates": rates and {"": rates}}
             choosing, showing = (
-                Evidence(texts, costs, draft, rates=rates and {"": rates}, counted=known)
+                Evidence(texts, costs, counted=known, **given)
                 for texts, known in zip((tuned, shown), counted, strict=True)
             )
             plain = showing.counts("greedy", {}, {})
