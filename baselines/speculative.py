@@ -131,12 +131,17 @@ class AdaptiveSpeculative(Speculative):
     """Speculative decoding that chooses the draft length, 0 to `gamma`, before each step.
 
     It takes the length with the most expected tokens per predicted millisecond; length 0 is plain
-    decoding. Tokens are predicted from the prompt's acceptance rate so far; times from `costs`, for
-    the number of sequences that share the calls. The rate starts at PRIOR. Each step multiplies the
-    weight of older draft tokens by MEMORY; so without drafts the rate returns to PRIOR, and
-    drafting is tried again. The length is also 0 while the draft model's prefill would take longer
-    than drafting is expected to save. The tokens still to come are estimated as those generated so
-    far plus READ_AHEAD, at most those that `max_new` still allows.
+    decoding. The expected tokens follow from the acceptance rate in the current prompt. The
+    milliseconds follow from `costs` (None: shipped costs that suit the draft model's device) and
+    the number of sequences that share the calls.
+
+    The acceptance rate starts at PRIOR, which counts as WEIGHT draft tokens. Each step multiplies
+    the weight of earlier draft tokens by MEMORY. So during steps without drafts the rate returns to
+    PRIOR, and drafting is tried again.
+
+    The length is also 0 while the draft model's prefill would take longer than drafting is expected
+    to save on the remaining tokens. Their number is estimated as that of the tokens generated so
+    far plus READ_AHEAD, at most the rest of `max_new`.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97

@@ -79,7 +79,7 @@ class Bid(NamedTuple):
     drafting: bool
 
     def alone(self) -> Any:
-        """Decide for this sequence alone; return its result."""
+        """Return the decision for this sequence alone, as if it were the whole batch."""
         return self.decide([self.offer])[0]
 
     def serve(self, calls: Sequence[Any]) -> Sequence[Any]:

@@ -42,8 +42,11 @@ class JointCosts:
 
     @property
     def further_draft(self) -> list[float]:
-        """The milliseconds that 1, 2, ... further nodes of every sequence add to a draft call of
-        one node per sequence; each is taken to cost as much as the first."""
+        """The milliseconds that further nodes add to a draft call of one node per sequence.
+
+        Entry i is for i + 1 further nodes per sequence. Each further node adds as much as the
+        first.
+        """
         each = self.draft_ms[2 * self.size - 1] - self.draft_ms[self.size - 1]
         return (each * np.arange(1, SIZES)).tolist()
 

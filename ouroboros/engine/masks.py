@@ -36,7 +36,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def chain(cls, base: int, tokens: list[int]) -> Layout:
-        """Return the layout of consecutive tokens, with logits after the last one."""
+        """Return the layout of consecutive tokens of a sequence, in slots from `base` on, with
+        logits after the last one."""
         return cls(base, tokens[:-1], TokenTree.chain(tokens[-1], ()))
 
     def known_ids(self, vocab_size: int) -> list[int]:

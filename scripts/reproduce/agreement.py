@@ -147,9 +147,12 @@ def chosen(
     per_group: int | None,
     max_new: int | None,
 ) -> list[RecordedRuns]:
-    """Return [the runs on which settings are chosen, the other runs], with ids renumbered: of each
-    group, up to `per_group` evenly spaced prompts (None: all). `groups` maps a name to categories;
-    all other categories are groups of their own."""
+    """Split recorded runs by prompt into [runs for choosing settings, all other runs].
+
+    Of each group, up to `per_group` evenly spaced prompts are used (None: all). `groups` maps a
+    group's name to its categories; every other category is a group of its own. `max_new` lowers the
+    recorded limit of new tokens (None: unchanged). Token ids are renumbered (see `renumbered`).
+    """
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
     group_of = pd.Series({run.example: run.group for run in runs})

@@ -207,8 +207,8 @@ def tries_per_position(steps: Frame) -> list[int]:
 
 
 def acceptance_rate_per_position(steps: Frame) -> list[float]:
-    """Return, at index k - 1: of the steps that drafted at least k tokens, the share that accepted
-    at least k."""
+    """Return a list whose entry k - 1 is the share of steps that accepted at least k tokens, among
+    the steps that drafted at least k."""
     accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
     return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
 

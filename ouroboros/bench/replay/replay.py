@@ -192,7 +192,8 @@ def begun(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> Decoding:
-    """Return a `Decoding` that will replay a run. Raises `ValueError` as `replay_run` does."""
+    """Return a `Decoding` that replays `run`; end it with `at_recorded_end`. `max_new` and `rates`
+    as in `replay_run`; raises `ValueError` as `replay_run` does."""
     check_drafter(drafter, recorded, rates=rates)
     length = len(run.new_tokens)
     limit = max_new or recorded.max_new or length

@@ -144,8 +144,8 @@ class RunConfig:
         return any(map(needs_draft, self.decoder.values()))
 
     def files(self) -> dict[str, Path]:
-        """Return the files, folders and hub ids (also as a `Path`) that the config names, by
-        option: "costs", "task.path", "model.target". Files may not exist."""
+        """Return the files, folders and hub ids that the config names, as {option: path}, for
+        example "costs", "task.path" or "model.target". The paths need not exist."""
         found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
             options = [option for option in ("pool", "costs", "weights") if own.get(option)]

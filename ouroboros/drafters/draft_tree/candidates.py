@@ -232,9 +232,12 @@ def _set_phrase_features(s, x, c, token):
 
 @jit
 def _set_draft_features(s, x, c, rank, scores, shares, ranks):
-    """Write the draft features of a token into `x`, after its phrase features. `rank` is its index
-    in the draft model's ranking (negative: not in it), which has `scores` and `shares` of `ranks`
-    tokens."""
+    """Write the draft features of a token into `x`, after its phrase features.
+
+    `c` is the token's candidate index (negative: no phrase proposes it), `rank` its index in the
+    draft model's ranking (negative: not in it). For the first `ranks` tokens of that ranking,
+    `scores` has the logits divided by `s.logit_scale`, `shares` the probabilities.
+    """
     last = ranks - 1
     while last > 0 and shares[last] <= 0.0:
         last -= 1
