@@ -227,3 +227,17 @@ def test_a_phrase_ends_soon_after_the_length_of_its_match(match):
     grower.begin([*phrase, 99, *phrase[:match]], 60, -1)
     tree = grower.proposal()
     assert max(tree.depths()) == match + BEYOND_MATCH
+
+
+def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
+    grown = growth(call=0.001)
+    for _ in drafts(grown, TEXT[:200]):
+        pass
+    s = grown.state
+    nodes = s.order[: s.tree_size]
+    assert s.depth[nodes].max() > s.longest_match[0] + BEYOND_MATCH
+    for node in nodes:
+        known = node
+        while known > 0 and not s.scored[known]:
+            known = s.parent[known]
+        assert s.depth[node] - s.depth[known] <= s.longest_match[known] + BEYOND_MATCH
