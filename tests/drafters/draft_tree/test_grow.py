@@ -230,8 +230,8 @@ def test_a_phrase_ends_soon_after_the_length_of_its_match(match):
 
 
 def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
-    grown = growth(call=0.001)
-    for _ in drafts(grown, TEXT[:200]):
+    grown = growth(call=0.001, max_nodes=32)
+    for _ in drafts(grown, [1], vocab=2):
         pass
     s = grown.state
     nodes = s.order[: s.tree_size]
