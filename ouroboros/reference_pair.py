@@ -25,7 +25,11 @@ class ReferencePair(NamedTuple):
 
 
 def reference(*, dtype: torch.dtype = torch.float32) -> ReferencePair:
-    """Load the reference pair in `dtype` on the CPU; return (target, draft, tokenizer)."""
+    """Load the reference pair in `dtype` on the CPU; return (target, draft, tokenizer).
+
+    The tokenizer pads on the left, as generation needs it."""
     roles = ("target", "draft")
     target, draft = (LlamaForCausalLM.from_pretrained(FOLDER / r, dtype=dtype) for r in roles)
-    return ReferencePair(target, draft, AutoTokenizer.from_pretrained(FOLDER / "target"))
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "target", padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return ReferencePair(target, draft, tokenizer)

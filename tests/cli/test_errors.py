@@ -63,6 +63,7 @@ OTHERS = {
         ([*SHORT, "task.limit=0"], "task.limit"),
         ([*SHORT, "decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
         ([*SHORT, "decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
+        ([*SHORT, "decoder=greedy", "decoder.racer.ngram=3"], "this run has no decoder racer: add"),
         ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
         ([*SHORT, "temperature=-1", "decoder=greedy"], "temperature"),
     ],

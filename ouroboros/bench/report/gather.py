@@ -69,7 +69,8 @@ class Measured:
 
         engine = model.get("engines", {}).get("target", model).get("engine", "eager")
         quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
-        engines = [] if engine == "eager" else [f"{engine} engine"]
+        exact = " (exact calls)" if engine in ("fused", "exact", "exactstatic") else ""
+        engines = [] if engine == "eager" else [f"{engine} engine{exact}"]
         arithmetic = ", ".join([model["dtype"], *quantised, *engines])
         temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
         words = f"T={temperature:g}" if temperature else "greedy (T=0)"

@@ -230,7 +230,10 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
         ("max_new", run["max_new"], bench.max_new),
     ):
         if old is not None and old != new:
-            raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
+            name = ", and keep the file's name, which is part of ids" if what == "prompts" else ""
+            raise ValueError(
+                f"the run had other {what} ({old}, now {new}): replace paths only{name}"
+            )
     return bench
 
 
