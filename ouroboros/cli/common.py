@@ -104,7 +104,7 @@ def one_line(error: BaseException) -> str:
         options = [key for key in options if key not in ("_target_", "hydra")]
         *path, name = option[1].split(".")
         names = unknown(name, options) if options else repr(name)
-        if path[1:] and options and parent._key() == "decoder":
+        if path[1:] and isinstance(parent, DictConfig) and parent._key() == "decoder":
             return f"this run has no decoder {path[1]}: add it to decoder=[...]"
         free = path and (path[0] == "hydra" or path[-1].endswith("options"))
         adds = f"; +{option[1]}=... adds one" if free else ""
