@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import llvmlite.binding
 import numba
+from filelock import FileLock
 
 CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Result = TypeVar("Result")
@@ -50,24 +51,10 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
         CONFIG.CACHE_DIR = configured
 
 
-@contextmanager
-def locked(folder: Path | None) -> Iterator[None]:
-    """Hold a cache folder's lock, so that of several processes one compiles and the others load.
-    Without a folder, or where locks are not supported, nothing is locked."""
-    with ExitStack() as stack:
-        with suppress(OSError, ImportError):  # numba makes a folder that was deleted again
-            import fcntl  # not on Windows
-
-            if folder is not None:
-                descriptor = os.open(folder, os.O_RDONLY)
-                stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-
-
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
     """Call `compile_all`, which compiles functions or loads them from the cache `folder`; return
-    its result. Log a warning first if the cache is empty; `what` names the functions there.
+    its result. Log a warning first if the cache is empty; `what` names the functions there. Of
+    several processes one compiles, and the others wait and load, if the folder can be locked.
 
     A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
     compiles at least one more function, which remains available in this process.
@@ -77,7 +64,10 @@ def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: st
         log.warning(f"compiling {what} for this machine takes up to 20 s, {often}")
     for attempt in range(100):
         try:
-            with locked(folder):
+            with ExitStack() as stack:
+                if folder is not None:
+                    with suppress(OSError, NotImplementedError):
+                        stack.enter_context(FileLock(folder / ".lock"))
                 return compile_all()
         except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
             if folder is None or attempt == 99:

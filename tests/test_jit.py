@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from filelock import FileLock
 
 from ouroboros.engine import cpu_kernels
 from ouroboros.jit import cache_folder, compile_now
@@ -33,11 +35,10 @@ def test_code_is_compiled_if_the_cache_folder_was_deleted_since_it_was_found(tmp
     assert compile_now(lambda: "compiled", tmp_path / "deleted", "a function") == "compiled"
 
 
-def test_code_is_compiled_without_locks_if_fcntl_is_missing_as_on_windows(tmp_path):
-    code = (
-        "import sys; from pathlib import Path; sys.modules['fcntl'] = None\n"
-        "from ouroboros.jit import compile_now\n"
-        f"print(compile_now(lambda: 'compiled', Path({str(tmp_path)!r}), 'a function'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "compiled\n"
+def test_one_process_compiles_and_the_others_wait(tmp_path):
+    with ThreadPoolExecutor() as pool:
+        with FileLock(tmp_path / ".lock"):
+            other = pool.submit(compile_now, lambda: "compiled", tmp_path, "a function")
+            with pytest.raises(TimeoutError):
+                other.result(0.3)
+        assert other.result(60) == "compiled"

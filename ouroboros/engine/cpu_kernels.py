@@ -236,25 +236,25 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
     alone = np.maximum(low, stop)
     room = max(CHUNK, (ends - alone).max())
     scores = np.empty((n * group, ends.max() - begin), np.float32)
-    asked, total = _zeros(n * group, queries.shape[2]), _zeros(n * group, values.shape[2])
+    grouped, total = _zeros(n * group, queries.shape[2]), _zeros(n * group, values.shape[2])
     for r in range(n):
         for g in range(group):
-            asked[r * group + g, : queries.shape[2]] = queries[r, head * group + g]
+            grouped[r * group + g, : queries.shape[2]] = queries[r, head * group + g]
     sums = np.empty(n * group, np.float32)
     for weighting in range(2):
         source = values if weighting else keys
         block = _zeros(room, source.shape[2])
         for at in range(begin, stop, CHUNK):
             count = min(CHUNK, stop - at)
-            lines, seen = source[head, at : at + count], scores[:, at - begin : at - begin + count]
+            lines, tile = source[head, at : at + count], scores[:, at - begin : at - begin + count]
             start, width = lines.ctypes.data, lines.strides[0]
             if source.itemsize == 2 or lines.shape[1] < block.shape[1]:
                 _convert(lines, block[:count])
                 start, width = block.ctypes.data, block.strides[0]
             if weighting:
-                _weigh(seen, start, width, total)
+                _weigh(tile, start, width, total)
             else:
-                _score(asked, start, width, seen)
+                _score(grouped, start, width, tile)
         for r in range(n):
             at, count = alone[r], lengths[r] - alone[r]
             if not count:
@@ -267,17 +267,17 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
             block[count : ends[r] - at] = 0
             start, width = block.ctypes.data, block.strides[0]
             own = slice(r * group, r * group + group)
-            seen = scores[own, at - begin : ends[r] - begin]
+            tile = scores[own, at - begin : ends[r] - begin]
             if weighting:
-                _weigh(seen, start, width, total[own])
+                _weigh(tile, start, width, total[own])
             else:
-                _score(asked[own], start, width, seen)
+                _score(grouped[own], start, width, tile)
         if not weighting:
             for q in range(n * group):
                 r = q // group
                 scores[q, : low[r] - begin] = 0
-                seen = scores[q, low[r] - begin : ends[r] - begin]
-                sums[q] = _softmax(seen, first[r] - low[r], lengths[r] - low[r])
+                tile = scores[q, low[r] - begin : ends[r] - begin]
+                sums[q] = _softmax(tile, first[r] - low[r], lengths[r] - low[r])
     for q in range(n * group):
         target = out[q // group, head * group + q % group]
         for column in range(len(target)):

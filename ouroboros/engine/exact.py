@@ -42,7 +42,7 @@ from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
 MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
-LANES = 64  # most elements that torch computes together: two vectors of bfloat16
+ELEMENTS = 64  # most elements that torch computes together: two vectors of bfloat16
 GRAIN, SERIAL = 32768, 16384  # torch's elements per thread; a size that one thread computes
 TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
 PIECE = 37  # tokens at a time, of texts longer than `TEXT`
@@ -227,9 +227,9 @@ class ExactActivation(nn.Module):
         if current.reach is None:
             return super().forward(input)
         width, threads = input.shape[-1], torch.get_num_threads()
-        padded = nn.functional.pad(input, (0, -width % LANES)) if width % LANES else input
+        padded = nn.functional.pad(input, (0, -width % ELEMENTS)) if width % ELEMENTS else input
         size = padded.numel()
-        if size > SERIAL and any(size % (t * LANES) for t in (threads, -(-size // GRAIN))):
+        if size > SERIAL and any(size % (t * ELEMENTS) for t in (threads, -(-size // GRAIN))):
             pieces = [
                 super(ExactActivation, self).forward(x) for x in padded.flatten().split(SERIAL)
             ]
@@ -245,11 +245,11 @@ class ExactRotation(nn.Module):
         if current.reach is None:
             return super().forward(x, position_ids, *args, **kwargs)
         count, angles = position_ids.shape[-1], getattr(self, "inv_freq", None)
-        whole = angles is not None and len(angles) % LANES == 0
-        padded = position_ids if whole else nn.functional.pad(position_ids, (0, -count % LANES))
+        whole = angles is not None and len(angles) % ELEMENTS == 0
+        padded = position_ids if whole else nn.functional.pad(position_ids, (0, -count % ELEMENTS))
         pieces = [
             super(ExactRotation, self).forward(x, part, *args, **kwargs)
-            for part in padded.split(LANES, dim=-1)
+            for part in padded.split(ELEMENTS, dim=-1)
         ]
         if len(pieces) == 1 and whole:
             return pieces[0]

@@ -436,6 +436,7 @@ class CachedModel(TreeModel):
         """Return a description of the engine for run.json:
 
         - "engine": the engine's class in lower case, such as "static"
+        - "exact": whether a token's logits are bitwise identical in every call
         - "captured", "compiled": whether calls are captured and decoder layers compiled
         - "attention": the name of the attention implementation
         - "fallback": on a GPU, why calls are slower than captured calls of compiled layers with our
@@ -450,6 +451,7 @@ class CachedModel(TreeModel):
             reasons.append(f"attention is {attention}: {self.attention_reason}")
         return {
             "engine": type(self.engine).__name__.lower(),
+            "exact": self.exact,
             "captured": captured,
             "compiled": compiled,
             "attention": attention,

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from ouroboros.bench.run.folder import FAILURES, TOKENIZER
+from ouroboros.bench.run.folder import FAILURES, TOKENIZER, ResultsFolder
 from ouroboros.bench.run.identity import source_hash
+from ouroboros.bench.run.run import rebuild
 
 DRAFTER = """
 from helper import NUMBER
@@ -55,6 +56,9 @@ def test_an_edited_drafter_does_not_resume_and_failures_are_kept(mine, run_bench
     sys.modules.pop("helper", None)
     code, _, error = run_bench(*rule)
     assert code == 3 and "2 failed" in error
+    (renamed := mine / "renamed.jsonl").write_text((mine / "rows.jsonl").read_text())
+    with pytest.raises(ValueError, match="replace paths only, and keep the file's name"):
+        rebuild(ResultsFolder(folder), {"task.path": str(renamed)})
     rows = [json.loads(line) for line in (folder / FAILURES).read_text().splitlines()]
     assert [row["key"] for row in rows] == [["rows/1", "mine", 0], ["rows/2", "mine", 0]]
     assert "raise RuntimeError" in rows[0]["traceback"] and str(mine) not in rows[0]["traceback"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -272,3 +275,21 @@ def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
     for order in ([0, 1, 2, 3], [3, 1]):
         found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
         assert all(torch.equal(rows, single[at]) for rows, at in zip(found, order, strict=True))
+
+
+@pytest.mark.slow
+def test_attention_is_exact_on_a_processor_without_avx512(tmp_path):
+    code = (
+        "import llvmlite.binding as binding, pytest, sys\n"
+        "known = binding.get_host_cpu_features()\n"
+        "known = {k: on and 'avx512' not in k for k, on in known.items()}\n"
+        "binding.get_host_cpu_features = lambda: known\n"
+        "from ouroboros.engine import cpu_intrinsics\n"
+        "assert cpu_intrinsics.LANES == 8\n"
+        f"sys.exit(pytest.main(['-qm', '', '-k', 'attention_gives', {__file__!r}]))\n"
+    )
+    features = ",".join(f"+{name}" for name in ("avx", "avx2", "fma", "bmi", "bmi2", "f16c"))
+    machine = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features}
+    own = {**os.environ, **machine, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

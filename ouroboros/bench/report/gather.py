@@ -67,9 +67,9 @@ class Measured:
         if published and ships:
             models, nature = f"{models} (a rehearsal)", "rehearsal"
 
-        engine = model.get("engines", {}).get("target", model).get("engine", "eager")
+        made = model.get("engines", {}).get("target", model)
+        engine, exact = made.get("engine", "eager"), " (exact calls)" * made.get("exact", False)
         quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
-        exact = " (exact calls)" if engine in ("fused", "exact", "exactstatic") else ""
         engines = [] if engine == "eager" else [f"{engine} engine{exact}"]
         arithmetic = ", ".join([model["dtype"], *quantised, *engines])
         temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)

@@ -85,7 +85,7 @@ def test_the_title_counts_what_was_measured():
         ({"name": "reference", "target": "reference/target"}, "reference pair"),
         ({"quantised": {"draft": "quanto int8"}}, "float32, draft quanto int8"),
         ({"engines": {"target": {"engine": "static"}}}, "float32, static engine"),
-        ({"engines": {"target": {"engine": "fused"}}}, "float32, fused engine (exact calls)"),
+        ({"engines": {"target": {"engine": "fused", "exact": True}}}, "fused engine (exact calls)"),
         ({"standin": {"target": "x", "draft": "y"}}, "as a stand-in, shapes x / y"),
         ({"standin": {"target": "x", "draft": None}}, "as a stand-in, shapes x ·"),
     ],
