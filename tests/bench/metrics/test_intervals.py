@@ -94,3 +94,4 @@ def test_repeats_of_a_prompt_are_added_up():
     fast = [replace(one, wall_s=one.wall_s / (2 if one.example == "a" else 3)) for one in slow]
     found = speedup(slow, fast, macro=True)
     assert found.value == pytest.approx(6**0.5) and found.prompts == 2
+    assert speedup(slow, fast).value == pytest.approx(21 / 9), "a prompt weighs as its repeats"
