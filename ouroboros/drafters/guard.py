@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from statistics import median
 
@@ -16,11 +15,14 @@ class Guard:
 
     A step's gain, in tokens, is its number of new tokens minus (its time / the time of a plain
     step), and at least -SPIKE. The time of a plain step is the median of the last five, scaled by
-    the predicted cost of a call at the current context length.
+    the predicted cost of a call at the current context length, and at most the step's own time
+    without its draft calls. Once CHECK plain steps in a row follow steps that lost time, these are
+    compared with them too and the smaller loss counts: the whole machine may have been slower.
 
     - Within a prompt: `lost` sums the negated gains, but is never below -GAIN. If it exceeds LOSS
-      plus a quarter of `credit`, the next PAUSE steps are plain and `lost` restarts at 0. Each
-      further pause is twice as long, until `lost` falls to -GAIN. A pause ends with the prompt.
+      plus a quarter of `credit`, the next PAUSE steps are plain, unless the comparison with the
+      first CHECK of them shows a smaller loss; then `lost` restarts at 0. Each further pause is
+      twice as long, until `lost` falls to -GAIN. A pause ends with the prompt.
     - Across prompts: `credit` starts at START and sums all gains, up to MOST; each plain step adds
       SHARE. If it is negative when a prompt begins, and each of the last two prompts with drafts
       lost time, steps are plain until `credit` is 0, even if that takes several prompts; and
@@ -37,27 +39,32 @@ class Guard:
     times, as in replays, nothing is paused or corrected.
     """
 
-    LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0
+    LOSS, GAIN, PAUSE, SPIKE, CHECK = 1.0, 4.0, 48, 2.0, 2
     START, MOST, SHARE = 2.0, 8.0, 0.01
-    STEPS, LIMIT, MOVED = 25, 2.0, 0.1
+    STEPS, LIMIT, MOVED, TRUST = 25, 2.0, 0.1, 1.25
 
     def __init__(self) -> None:
         self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # (target call, step) s / cost
+        self.plain_run = 0  # plain steps since the last one with a draft
+        self.losses: list[tuple[int, float, float]] = []  # before them: new tokens, s / cost, gain
         self.node_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_price, self.node_price = 1.0, 0.0
         self.credit, self.losing, self.net = self.START, 0, 0.0
         self.begin_prompt()
 
+    @property
+    def paused(self) -> bool:
+        """Whether the next step is plain."""
+        return self.pause_left > 0 or (self.repaying and self.credit < 0)
+
     def begin_prompt(self) -> None:
         """Begin a prompt. This ends a pause, or begins one if the credit is used up."""
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0
-        self.first, self.pause, self.steps_left = True, self.PAUSE, 0 if self.plain else 3
-        self.repriced = self.credit < 0 and self.losing > 1
-        if self.repriced:
-            self.steps_left = math.ceil(-self.credit / self.SHARE)
+        self.first, self.pause, self.pause_left = True, self.PAUSE, 0 if self.plain else 3
+        self.repaying = self.repriced = self.credit < 0 and self.losing > 1
 
     def correct_prices(self) -> bool:
         """Update `node_price` and `draft_price`; return whether either changed. `draft_price` stays
@@ -76,26 +83,56 @@ class Guard:
         unit: of a target call of one node, of the step's target call, and of its draft calls
         together."""
         first, self.first = self.first, False
-        reading = step.draft_caught_up > LONG_READ
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)
         if step.scored == 1 and not step.draft_calls:
-            self.steps_left = max(0, self.steps_left - 1)
+            self.pause_left = max(0, self.pause_left - 1)
+            self.credit = min(self.credit + self.SHARE, self.MOST)
             if not first:
                 self.plain.append((step.verify_s / call, seconds / call))
-            self.credit = min(self.credit + self.SHARE, self.MOST)
+                self.plain_run += 1
+                if self.plain_run == self.CHECK:
+                    self._compare_with_later_steps()
         elif self.plain and not first:
+            self.plain_run = 0
             call_s, step_s = (call * median(times) for times in zip(*self.plain, strict=True))
+            reading = step.draft_caught_up > LONG_READ
             if step.scored > 1 and call_s:
                 extra = step.verify_s / call_s - verifying / call
                 self.node_prices.append(extra / (step.scored - 1))
-            if drafting and call_s and not reading:
+            if drafting and call_s and not reading:  # this step's target call bounds `call_s`
+                least = step.verify_s * call / verifying / self.TRUST
+                call_s = min(max(call_s, least), step.verify_s)
                 self.draft_prices.append(step.draft_s / call_s * call / drafting)
-            gain = step.new - seconds / step_s
-            gain = gain if reading else max(gain, -self.SPIKE)
-            self.net += gain
-            self.credit = min(self.credit + gain, self.MOST)
-            self.lost = max(self.lost - (0.0 if reading else gain), -self.GAIN)
-            if self.lost > self.LOSS + max(self.credit, 0.0) / 4:
-                self.steps_left, self.pause, self.lost = self.pause, 2 * self.pause, 0.0
+            gain = step.new - seconds / min(step_s, seconds - step.draft_s)
+            if reading:
+                self._count(gain, 0.0)
+                return
+            gain = max(gain, -self.SPIKE)
+            self._count(gain, gain)
+            if gain < 0:
+                self.losses.append((step.new, seconds / call, gain))
+            if self._lost_too_much():
+                self.pause_left, self.pause = self.pause, 2 * self.pause
             elif self.lost == -self.GAIN:
                 self.pause = self.PAUSE
+
+    def _count(self, gain: float, in_prompt: float) -> None:
+        self.net += gain
+        self.credit = min(self.credit + gain, self.MOST)
+        self.lost = max(self.lost - in_prompt, -self.GAIN)
+
+    def _lost_too_much(self) -> bool:
+        return self.lost > self.LOSS + max(self.credit, 0.0) / 4
+
+    def _compare_with_later_steps(self) -> None:
+        """Reduce the losses before the last CHECK plain steps to those against the faster of them,
+        if smaller; end a pause that they no longer justify."""
+        plain = min(seconds for _, seconds in list(self.plain)[-self.CHECK :])
+        for new, spent, gain in self.losses:
+            less = max(new - spent / plain, -self.SPIKE) - gain
+            self._count(max(less, 0.0), max(less, 0.0))
+        self.losses.clear()
+        if self.pause_left and self._lost_too_much():
+            self.lost = 0.0
+        elif self.pause_left:
+            self.pause_left, self.pause = 0, max(self.pause // 2, self.PAUSE)

@@ -149,7 +149,7 @@ class Ouroboros:
             self.grower.count_plain_step()
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(tokens)
-        paused = self._guard is not None and self._guard.steps_left > 0 and not shared
+        paused = self._guard is not None and self._guard.paused and not shared
         if paused or (first_step and read_alone(tokens)):
             return TokenTree.chain(tokens[-1], ())
         self.planned = True
