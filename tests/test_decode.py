@@ -235,6 +235,7 @@ def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
     cached, prompt, embed = CachedModel(model), prompt_of(25, 7), model.get_input_embeddings()
 
     def steer(module, _, out):
+        out = out * getattr(module, "scaling", {"a": 1.0})["a"]
         return out.flip(-1) if getattr(module, "active_adapters", ["a"]) == ["a"] else out
 
     texts = []
@@ -243,11 +244,13 @@ def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
         lambda: embed.register_forward_hook(steer),
         lambda: setattr(embed, "active_adapters", ["b"]),
         lambda: setattr(embed, "active_adapters", ["a"]),
+        lambda: setattr(embed, "scaling", {"a": 1.0}),
+        lambda: embed.scaling.update(a=-3.0),  # of PEFT's layers, by set_scale
     ):
         change()
         texts.append(decode(cached, RootOnly(), prompt, max_new=8).tokens)
         assert texts[-1] == plain(model, prompt, 8)
-    assert texts[0] == texts[2] != texts[1]
+    assert texts[0] == texts[2] != texts[1] == texts[4] != texts[5]
 
 
 def test_a_model_serves_one_thread_at_a_time(pair):

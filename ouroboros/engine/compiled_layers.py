@@ -53,7 +53,11 @@ class DeduplicatePass(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # models need 4 to 8
+RECOMPILING = {
+    "recompile_limit": 64,  # models need 4 to 8
+    "fail_on_recompile_limit_hit": True,
+    "skip_nnmodule_hook_guards": False,  # a new hook recompiles
+}
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
 

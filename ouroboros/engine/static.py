@@ -37,7 +37,7 @@ NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
 SAMPLES = 8  # elements of each weight that are compared
 PLAIN = (bool, int, float, str)
-ADAPTERS = ("active_adapters", "disable_adapters")  # of PEFT's layers
+ADAPTERS = ("active_adapters", "_active_adapter", "scaling")  # of PEFT's layers
 
 
 def padded_nodes(count: int) -> int:
@@ -103,13 +103,15 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights: for each module, its class, the id
-    of its `forward` if that was replaced (else of None), and plain attributes, such as an
-    epsilon."""
+    of its `forward` if that was replaced (else of None), plain attributes, such as an epsilon, PEFT
+    adapters and hooks."""
     return [
         (
             type(own),
             id(own.__dict__.get("forward")),
             {n: v for n, v in own.__dict__.items() if type(v) in PLAIN and n != "training"},
+            *(str(own.__dict__.get(name)) for name in ADAPTERS),
+            *(*own._forward_pre_hooks, *own._forward_hooks),
         )
         for own in model.modules()
     ]
@@ -118,7 +120,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 def model_state(model: torch.nn.Module) -> tuple:
     """Return values that change if the model's results may change: the addresses of weights and
     buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), the active hooks and PEFT adapters, `module_facts` and the window."""
+    through `weight.data`), `module_facts` and the window."""
     plain = (torch.nn.Parameter, torch.Tensor)
     held = (*model.parameters(), *model.buffers())
     weights = [w for w in held if type(w) in plain and not w.is_inference()]
@@ -128,16 +130,8 @@ def model_state(model: torch.nn.Module) -> tuple:
             elements = weight.detach().view(-1)[:: max(1, weight.numel() // SAMPLES)]
             by_kind[weight.device, weight.dtype].append(elements)
     samples = [torch.cat(own).tolist() for own in by_kind.values()]
-    active = [
-        (
-            *own._forward_pre_hooks,
-            *own._forward_hooks,
-            *(str(getattr(own, a, "")) for a in ADAPTERS),
-        )
-        for own in model.modules()
-    ]
     writes = [weight._version for weight in weights]
-    return weight_addresses(model), writes, samples, active, module_facts(model), window_of(model)
+    return weight_addresses(model), writes, samples, module_facts(model), window_of(model)
 
 
 def window_of(model: Any) -> int | None:
@@ -171,7 +165,7 @@ class Static(Eager):
         self._inputs: dict[int, torch.Tensor] = {}
         self._calls: dict[Hashable, CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
-        self._addresses: list[tuple] = []
+        self._followed: tuple = ()
         self._capacity = 0, 0
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
@@ -189,15 +183,16 @@ class Static(Eager):
         return self.call(Layout(known, missing, tree, held))
 
     def _follow_weights(self) -> None:
-        """Discard fused weights and graphs if weights were replaced since the last sequence."""
-        addresses = weight_addresses(self.model)
-        if self._addresses and addresses != self._addresses:
+        """Discard fused weights and graphs if weights were replaced, or modules have changed, since
+        the last sequence."""
+        now = weight_addresses(self.model), module_facts(self.model)
+        if self._followed and now != self._followed:
             self._calls.clear()
             self._memory = None
             if self.compiled is not None:
                 self.compiled = CompiledLayers(self.model, **self.compiled.how)
-                addresses = weight_addresses(self.model)
-        self._addresses = addresses
+                now = weight_addresses(self.model), now[1]
+        self._followed = now
 
     def prepare(self, context: int, rows: int = 1) -> None:
         """Reserve slots for calls on up to `context` slots. On a GPU, capture these calls at every

@@ -113,6 +113,14 @@ def test_other_families_compile(family):
 
 
 @pytest.mark.slow
+def test_a_hook_inside_a_compiled_layer_is_called():
+    model = gpt2()
+    static, eager = compiled(model, "eager"), CachedModel(model, engine="eager")
+    for sign in (1, -1):
+        agree(static, eager, [3], [4])
+        model.transformer.h[0].mlp.register_forward_hook(lambda _, __, out, s=sign: -2 * s * out)
+
+
 def test_inductors_code_answers_as_plain_calls_do():
     """Its float32 parts (norms, rotations) round otherwise, in float64 too."""
     model, eager = llama(num_hidden_layers=1), CachedModel(llama(), engine="eager")

@@ -256,6 +256,34 @@ def test_weights_changed_between_texts_are_followed(graphed, compiled, change):
         assert not torch.allclose(found, before)
 
 
+def flip_by_a_hook(model):
+    model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.flip(-1))
+
+
+def scale_attention(model):
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def scale_an_adapter(model):
+    model.lm_head.scaling["own"] = -2.0
+
+
+@pytest.mark.parametrize("change", [flip_by_a_hook, scale_attention, scale_an_adapter])
+def test_modules_changed_between_texts_are_followed(graphed, change):
+    """As by an adapter that is switched on, or whose scale is set: a dictionary in PEFT's layers."""
+    model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
+    model.lm_head.scaling = {"own": 1.0}
+    head = model.lm_head.forward
+    model.lm_head.forward = lambda x: head(x) * model.lm_head.scaling["own"]
+    cached = Session(graphed(model))
+    before = cached.score([3, 4, 5], tree).clone()
+    change(model)
+    cached.empty()
+    found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, before)
+
+
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
     cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
     cached.prepare(700)
