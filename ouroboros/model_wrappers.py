@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.static import weight_addresses, window_of
+from ouroboros.engine.static import shape_of, weight_addresses
 from ouroboros.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
@@ -25,7 +25,7 @@ Model = PreTrainedModel | CachedModel
 
 class WrapperCache:
     """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
-    Each is stored with the attention, weight addresses and sliding window for which it was made.
+    Each is stored with the attention, weight addresses and `shape_of` for which it was made.
     `decoding`: whether the decoder is in use."""
 
     def __init__(self) -> None:
@@ -116,12 +116,12 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     try:
         if cached is None:
             known, wrapper, needed = wrappers.get(role, ((), None, ""))
-            if wrapper is None or known != (attention, weight_addresses(model), window_of(model)):
+            if wrapper is None or known != (attention, weight_addresses(model), shape_of(model)):
                 wrappers.pop(role, None)
                 wrapper = CachedModel(model, exact=role == "exact")
                 needed = model.config.get_text_config()._attn_implementation
                 # taken now, since the engine may have moved weights to fuse projections
-                made_for = attention, weight_addresses(model), window_of(model)
+                made_for = attention, weight_addresses(model), shape_of(model)
                 wrappers[role] = made_for, wrapper, needed
             else:
                 outer = wrapper.model  # not None within a nested call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import threading
 import time
 import weakref
@@ -13,11 +14,11 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from test_vocab import tokenizer
-from tiny import StepLog, llama, mistral, noisy, plain, prompt_of
+from tiny import StepLog, gemma3, llama, mistral, noisy, plain, prompt_of
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
-from ouroboros.decode import RootOnly
+from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import model as engine
 from ouroboros.engine.compiled_layers import fuse_projections
 
@@ -191,17 +192,32 @@ def test_a_draft_is_limited_to_each_targets_vocabulary_in_turn(models):
         drafter.steps.clear()
 
 
-@pytest.mark.parametrize("window", [3, None])
-def test_a_changed_sliding_window_is_followed(window):
-    model, ids = mistral(1), torch.tensor([prompt_of(19)])
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "value"),
+    [
+        (mistral, "sliding_window", 3),
+        (mistral, "sliding_window", None),
+        (gemma3, "layer_types", [FULL, SLIDING]),
+        (gemma3, "layer_types", [FULL, FULL]),
+    ],
+)
+def test_a_changed_attention_pattern_is_followed(build, name, value):
+    model, ids = build(1), torch.tensor([prompt_of(19)])
     wrapped = CachedModel(model)
     for own in (model, wrapped):
         generate(own, ids, max_new_tokens=3)
-    model.config.sliding_window = window
+    before = getattr(model.config, name)
+    setattr(model.config, name, value)
     out = generate(model, ids, max_new_tokens=20)
     assert out[0].tolist() == plain(model, prompt_of(19), 20)
-    with pytest.raises(ValueError, match=f"sliding_window={window}, not 8: wrap it again"):
+    refused = re.escape(f"{name}={value}, not {before}: wrap it again")
+    with pytest.raises(ValueError, match=refused):
         generate(wrapped, ids, max_new_tokens=20)
+    with pytest.raises(ValueError, match=refused):
+        decode(wrapped, RootOnly(), prompt_of(19), max_new=20)
 
 
 def test_models_whose_tokenizers_differ_are_refused(tmp_path):

@@ -183,7 +183,7 @@ def attend(
     (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
     keys, values = _rows_together(keys), _rows_together(values)
     capacities = keys.stride(0) // width, values.stride(0) // out_width
-    out = torch.empty(n, heads, out_width, dtype=keys.dtype)
+    out = keys.new_empty(n, heads, out_width)
     lengths, straight, tails, first = reach.addresses
     kernels(keys.dtype).attend(
         n * kv_heads,

@@ -85,7 +85,7 @@ class Fused(Eager):
         self.scale = _bits(base.layers[0].self_attn.scaling)
         self.eps = _bits(base.norm.variance_epsilon)
         self.sliding = [is_sliding(at, info) for at in range(len(self.layers))]
-        self.cos = self.sin = torch.empty(0)
+        self.cos = self.sin = torch.empty(0, device="cpu")
         self.few: FewRows | None = None
         first, shape = self.layers[0], info.layers[0]
         self.width, self.inner = self.norm.weight.numel(), first.gate_proj.out_features
@@ -94,7 +94,7 @@ class Fused(Eager):
         qkv = attended + 2 * shape.kv_heads * shape.key_width
         widths = (self.width, self.width, qkv, attended, attended, self.width)
         self.buffers = [  # scratch memory of the `decode` kernel, in the order of its arguments
-            torch.empty(MOST, width, dtype=torch.float32 if index == 3 else info.dtype)
+            self.cos.new_empty(MOST, width, dtype=torch.float32 if index == 3 else info.dtype)
             for index, width in enumerate((*widths, 2 * self.inner, self.inner))
         ]
         parts = [module._modules for module in model.modules() if module._modules]
@@ -179,7 +179,7 @@ class Fused(Eager):
             )
             qkv = _product(normed, *layer.qkv)
             heads = qkv.shape[1] // shape.key_width - 2 * shape.kv_heads
-            queries = torch.empty(n, heads, shape.key_width, dtype=torch.float32)
+            queries = qkv.new_empty(n, heads, shape.key_width, dtype=torch.float32)
             norms = [own and own.weight.data_ptr() for own in (layer.q_norm, layer.k_norm)]
             attended = []
             for slots, fed, reach in parts:
@@ -204,7 +204,7 @@ class Fused(Eager):
             )
             gate_up = _product(normed, *layer.gate_up)
             columns = gate_up.shape[1] // 2
-            gated = torch.empty(n, columns, dtype=gate_up.dtype)  # in place is not vectorised
+            gated = gate_up.new_empty(n, columns)  # in place is not vectorised
             kernel.gate(
                 n * -(-columns // PIECE),
                 *(n, columns, gate_up.data_ptr(), gated.data_ptr()),
@@ -226,9 +226,11 @@ class Fused(Eager):
         that grows by `ANGLES` positions at a time, so that they are bitwise identical in every
         call."""
         if (last := int(positions.max())) >= len(self.cos):
-            like, pieces = torch.empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
+            like, pieces = self.cos.new_empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
             for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
-                cos, sin = self.rotary(like, torch.arange(start, start + ANGLES)[None])
+                cos, sin = self.rotary(
+                    like, positions.new_tensor(range(start, start + ANGLES))[None]
+                )
                 pieces.append((cos[0], sin[0]))
             cos, sin = zip(*(pair for pair in pieces if len(pair[0])), strict=True)
             self.cos, self.sin = torch.cat(cos), torch.cat(sin)
@@ -302,7 +304,7 @@ class FewRows:
                 for slots, fed, reach in parts
             ]
         )
-        logits = torch.empty(len(kept), engine.head.out_features, dtype=engine.info.dtype)
+        logits = engine.cos.new_empty(len(kept), engine.head.out_features, dtype=engine.info.dtype)
         counters, ids = np.zeros(9 * len(table) + 3, dtype=np.int64), ids.contiguous()
         kernel = kernels(engine.info.dtype).decode
         assert kernel is not None

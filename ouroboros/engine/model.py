@@ -29,7 +29,7 @@ from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import model_state, window_of
+from ouroboros.engine.static import model_state, shape_of
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -103,7 +103,7 @@ class CachedModel(TreeModel):
         self.resident = CachedSequence()  # the sequence that the slots belong to
         self.packed = PackedWeights()
         self.lock = threading.RLock()
-        self._window = window_of(model)
+        self._shape = shape_of(model)
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
         self._info, self._demanded, self.engine_reason = info, exact, ""
@@ -198,32 +198,21 @@ class CachedModel(TreeModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
-        changed; raises `ValueError` if the vocabulary, the dtype or the sliding window has.
+        changed; raises `ValueError` if `shape_of` the model has.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        before, self._weights = self._weights, model_state(self.model)
-        if before != self._weights:
+        if (state := model_state(self.model)) != self._weights:
             self.empty()
-            self._check_shape()
+            for name, now in shape_of(self.model).items():
+                if now != self._shape[name]:
+                    raise ValueError(
+                        f"{type(self.model).__name__} now has {name}={now}, not "
+                        f"{self._shape[name]}: wrap it again, as CachedModel(model)"
+                    )
+            self._weights = state
         return self._resident_if_cached(CachedSequence(list(cached)))
-
-    def _check_shape(self) -> None:
-        """Raise `ValueError` if the model's number of ids, its dtype or its sliding window has
-        changed since it was wrapped."""
-        model, (ids, dtype) = self.model, (self.vocab_size, self.dtype)
-        now = len(model.get_input_embeddings().weight), model.dtype
-        if now != (ids, dtype):
-            raise ValueError(
-                f"{type(model).__name__} now has {now[0]} ids in {now[1]}, not {ids} in {dtype}: "
-                "wrap it again, as CachedModel(model)"
-            )
-        if (window := window_of(model)) != self._window:
-            raise ValueError(
-                f"{type(model).__name__} now has sliding_window={window}, not {self._window}: "
-                "wrap it again, as CachedModel(model)"
-            )
 
     def _resident_if_cached(self, sequence):
         """If `sequence` starts with cached tokens, give it the model's cache slots. Return the

@@ -120,7 +120,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 def model_state(model: torch.nn.Module) -> tuple:
     """Return values that change if the model's results may change: the addresses of weights and
     buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), `module_facts` and the window."""
+    through `weight.data`), `module_facts` and `shape_of`."""
     plain = (torch.nn.Parameter, torch.Tensor)
     held = (*model.parameters(), *model.buffers())
     weights = [w for w in held if type(w) in plain and not w.is_inference()]
@@ -131,12 +131,16 @@ def model_state(model: torch.nn.Module) -> tuple:
             by_kind[weight.device, weight.dtype].append(elements)
     samples = [torch.cat(own).tolist() for own in by_kind.values()]
     writes = [weight._version for weight in weights]
-    return weight_addresses(model), writes, samples, module_facts(model), window_of(model)
+    return weight_addresses(model), writes, samples, module_facts(model), shape_of(model)
 
 
-def window_of(model: Any) -> int | None:
-    """Return the sliding window in a model's config, which its masks follow; None without one."""
-    return getattr(model.config.get_text_config(), "sliding_window", None)
+def shape_of(model: Any) -> dict[str, str]:
+    """Return, as text by name, what is fixed when a model is wrapped: the number of ids, the dtype
+    and the settings of its config that masks follow."""
+    config, ids = model.config.get_text_config(), len(model.get_input_embeddings().weight)
+    masks = ("sliding_window", "layer_types", "is_causal")
+    found = {"ids": ids, "dtype": model.dtype, **{n: getattr(config, n, None) for n in masks}}
+    return {name: str(value) for name, value in found.items()}
 
 
 class Static(Eager):

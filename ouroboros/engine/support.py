@@ -76,7 +76,8 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
     chain, tree = trial_tree(min(LENGTH, info.max_len), info.vocab_size)
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
-    with _narrowed(model, info.sliding_window):
+    kind = "cuda" if info.device.type == "cuda" else "cpu"
+    with _narrowed(model, info.sliding_window), torch.autocast(kind, enabled=False):
         cache = DynamicCache()
         _logits(model, info, chain, range(len(chain)), None, cache)
         shapes = _cache_shapes(cache, name, len(chain))

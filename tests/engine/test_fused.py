@@ -120,6 +120,16 @@ def test_long_prompts_and_grown_caches_are_served():
     assert texts[0] == texts[1]
 
 
+def test_calls_by_kernels_ignore_torchs_default_device_and_autocast():
+    ours, modules = both("llama", max_position_embeddings=512)
+    prompt, rule = prompt_of(200), {"max_new": 8}
+    expected = decode(modules, Greedy(), prompt, **rule).tokens
+    with torch.device("meta"):  # as by torch.set_default_device
+        assert decode(ours, Greedy(), prompt, **rule).tokens == expected
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert decode(ours, Greedy(), prompt, **rule).tokens == expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_torchs_default_dtype_does_not_matter(dtype):
     shape = SUPPORTED["llama"] | {"max_position_embeddings": 512}

@@ -270,7 +270,7 @@ def scale_an_adapter(model):
 
 @pytest.mark.parametrize("change", [flip_by_a_hook, scale_attention, scale_an_adapter])
 def test_modules_changed_between_texts_are_followed(graphed, change):
-    """As by an adapter that is switched on, or whose scale is set: a dictionary in PEFT's layers."""
+    """As by an adapter that is switched on, or whose scale is set (in a dictionary, in PEFT)."""
     model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
     model.lm_head.scaling = {"own": 1.0}
     head = model.lm_head.forward
