@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -135,40 +136,37 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
     """
     generators = [_in_requests(step) for step in steps]
     results: list[Any] = [None] * len(steps)
-    pending: dict[int, Request | Bid] = {}
+    pending: dict[tuple[int, Any], dict[int, Request | Bid]] = {}
 
     def resume(index: int, answer: Any) -> None:
-        """Resume a step with the result of its request, or with the exception of the call."""
+        """Resume a step with the result of its request, or with the exception of the call. Add its
+        next request to `pending`, by priority (0 first) and by model or deciding function."""
         generator = generators[index]
         try:
             failed = isinstance(answer, Exception)
-            pending[index] = generator.throw(answer) if failed else generator.send(answer)
-            return
+            call = generator.throw(answer) if failed else generator.send(answer)
         except StopIteration as end:
             results[index] = end.value
         except Exception as error:
             results[index] = error
-        pending.pop(index, None)
-
-    def turn(index: int) -> int:
-        """Return the priority of a step's pending request; the lowest is answered first."""
-        call = pending[index]
-        if isinstance(call, Bid):
-            return 0 if call.drafting else 2
-        return 3 if call.model is target else 1
+        else:
+            if isinstance(call, Bid):
+                turn = 0 if call.drafting else 2
+            else:
+                turn = 3 if call.model is target else 1
+            pending.setdefault((turn, call[0]), {})[index] = call
 
     for index in range(len(steps)):
         resume(index, None)
     while pending:
-        first = min(pending, key=turn)
-        now, key = turn(first), pending[first][0]  # the model, or the function that decides
-        served = {each: c for each, c in pending.items() if turn(each) == now and c[0] is key}
+        served = pending.pop(min(pending, key=itemgetter(0)))
+        order = sorted(served)
         answers: Sequence[Any]
         try:
-            answers = pending[first].serve(list(served.values()))
+            answers = served[order[0]].serve([served[index] for index in order])
         except Exception as error:
             answers = [error] * len(served)
-        for index, answer in zip(served, answers, strict=True):
+        for index, answer in zip(order, answers, strict=True):
             resume(index, answer)
     return results
 

@@ -86,7 +86,7 @@ class TokenTree:
     def from_nodes(
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
-        depths: tuple[int, ...],
+        depths: np.ndarray,
         *,
         source: tuple[str, ...] = (),
         probability: tuple[float, ...] = (),
@@ -94,7 +94,8 @@ class TokenTree:
         padding: int = 0,
     ) -> TokenTree:
         """Return the tree of the given nodes, plus `padding` copies of the root below it, as
-        probes. Nothing is checked. `logit_nodes` must be in ascending order (None: all nodes)."""
+        probes. Nothing is checked. `logit_nodes` must be in ascending order (None: all nodes);
+        `depths` is [nodes] int64."""
         size = len(tokens)
         return _unchecked(
             tokens=tokens + tokens[:1] * padding,
@@ -103,7 +104,7 @@ class TokenTree:
             source=source + ("",) * padding if source else (),
             probability=probability + (0.0,) * padding if probability else (),
             logit_nodes=tuple(range(size) if logit_nodes is None else logit_nodes),
-            _depths=np.array(depths + (1,) * padding, dtype=np.int64),
+            _depths=np.append(depths, [1] * padding) if padding else depths,
         )
 
     def __len__(self) -> int:
@@ -138,15 +139,15 @@ class TokenTree:
         """Return [n] int64: each node's distance from the root, which is its position offset."""
         return self._depths
 
-    def ancestors(self) -> np.ndarray:
-        """Return the attention mask between nodes, [n, n] bool: row i is true at node i and its
-        ancestors."""
+    def ancestors(self, first: int = 0) -> np.ndarray:
+        """Return the attention mask between nodes, [n - first, n] bool: the row of each node from
+        `first` on is true at the node and its ancestors."""
         size = len(self)
         rows = [1]  # one bit per node
-        for node in range(1, size):
-            rows.append(rows[self.parents[node]] | 1 << node)
-        packed = b"".join([row.to_bytes(size // 8 + 1, "little") for row in rows])
-        bits = np.frombuffer(packed, dtype=np.uint8).reshape(size, -1)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            rows.append(rows[parent] | 1 << node)
+        packed = b"".join([row.to_bytes(size // 8 + 1, "little") for row in rows[first:]])
+        bits = np.frombuffer(packed, dtype=np.uint8).reshape(size - first, -1)
         return np.unpackbits(bits, axis=1, count=size, bitorder="little").view(bool)
 
     def path_to(self, node: int) -> list[int]:
@@ -200,8 +201,8 @@ class TokenTree:
 
     def draft_depth(self) -> int:
         """Return the depth of the deepest node that is not a probe."""
-        if self.is_chain and not self.probe:
-            return len(self) - 1
+        if not self.probe:
+            return len(self) - 1 if self.is_chain else max(self._depths.tolist())
         return int(np.delete(self._depths, list(self.probe)).max())
 
     @cached_property

@@ -196,9 +196,10 @@ def test_what_is_built_is_a_valid_tree(tree, below, data):
     assert (anew.depths() == built.depths()).all()
     assert built.tokens[-3:] == (1, 1, 0) and set(range(len(built) - 3, len(built))) <= built.probe
     made = TokenTree.from_nodes(
-        built.tokens, built.parents, tuple(built.depths()), logit_nodes=[0, len(built) - 1]
+        built.tokens, built.parents, built.depths(), logit_nodes=[0, len(built) - 1]
     )
     assert (made.ancestors() == anew.ancestors()).all()
+    assert (made.ancestors(2) == anew.ancestors()[2:]).all()
     assert made.logit_nodes == (0, len(built) - 1) and made.is_chain == anew.is_chain
 
 

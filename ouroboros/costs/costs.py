@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -314,6 +315,11 @@ class Costs:
             nodes += 0 if number else sum(step.draft_caught_up for step, _ in rows)
             drafting += self.draft.call_ms(max(1, round(nodes)), sum(c for _, c in rows))
         return verifying, drafting
+
+    @cached_property
+    def tables(self) -> dict[Any, Any]:
+        """Tables that drafters have computed from these costs, shared by all of them."""
+        return {}
 
     @property
     def title(self) -> str:

@@ -55,7 +55,7 @@ class Surface:
         """Return the milliseconds of one call; see `calls_ms`."""
         return float(self.calls_ms([nodes], context)[0])
 
-    def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
+    def calls_ms(self, nodes: Sequence[float] | np.ndarray, context: float) -> np.ndarray:
         """Return the milliseconds of calls of ascending sizes, [nodes], by bilinear interpolation.
 
         Contexts below the smallest one in the table cost as much as the smallest. Raises
@@ -86,11 +86,14 @@ class Surface:
         array([10., 20., 30.])
         """
         largest = int(min([nodes, *(max(row) for row in self.ms.values())]))
-        known, half = self.calls_ms(range(1, largest + 1), min(context, max(self.ms))), largest // 2
+        known, half = (
+            self.calls_ms(np.arange(1, largest + 1), min(context, max(self.ms))),
+            largest // 2,
+        )
         each = (known[-1] - known[half - 1]) / (largest - half) if half else 0.0
         return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
 
-    def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
+    def _at(self, context: float, nodes: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))

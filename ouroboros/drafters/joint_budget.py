@@ -64,28 +64,30 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
     """Return for each of `rows` (`Ouroboros` drafters) whether it takes part in the next draft
     call. Add the call's milliseconds to `drafting_ms` of those that do."""
     joint: JointCosts = rows[0].joint
-    states = [row.grower.state for row in rows]
-    gains = np.array([state["gain"] for state in states])
-    counts = np.array([state["pending"] for state in states])
-    order = np.argsort(-gains / counts, kind="stable")
-    spent_ms = joint.draft_ms[np.cumsum(counts[order]) - 1]
+    states = [row.grower.states for row in rows]
+    gains = [state["gain"].item() for state in states]
+    counts = [state["pending"].item() for state in states]
+    order = sorted(range(len(rows)), key=lambda row: -gains[row] / counts[row])
     planning_ms = 0.0 if any(row.drafting_ms for row in rows) else len(rows) * joint.host_ms
-    price = joint.size * _tokens_per_cost(states) * (spent_ms + planning_ms) / joint.plain_ms
-    worth = CALL_FACTOR * np.cumsum(gains[order]) - price
-    best = int(worth.argmax())
-    taken = np.zeros(len(rows), bool)
-    if worth[best] > 0:
-        taken[order[: best + 1]] = True
-        for at in order[: best + 1]:
-            rows[at].drafting_ms += float(spent_ms[best])
-    return taken.tolist()
+    price = joint.size * _tokens_per_cost(states)
+    gain, nodes, most, call_ms, taken = 0.0, 0, 0.0, 0.0, 0
+    for count, row in enumerate(order, start=1):
+        gain += gains[row]
+        nodes += counts[row]
+        spent_ms = joint.draft_ms[nodes - 1].item()
+        worth = CALL_FACTOR * gain - price * (spent_ms + planning_ms) / joint.plain_ms
+        if worth > most:
+            most, call_ms, taken = worth, spent_ms, count
+    for row in order[:taken]:
+        rows[row].drafting_ms += call_ms
+    return [row in order[:taken] for row in range(len(rows))]
 
 
 def share_nodes(rows: Sequence[Any]) -> list[int]:
     """Return how many nodes of each drafter's tree to verify, the root included (1: a plain step).
     Store the step's cost in the drafters' states."""
     joint: JointCosts = rows[0].joint
-    states, offers = [row.grower.state for row in rows], [row.offer for row in rows]
+    states, offers = [row.grower.states for row in rows], [row.offer for row in rows]
     every = np.sort(np.concatenate(offers))[::-1]
     rate = _tokens_per_cost(states)
     calls = joint.target_ms[joint.size - 1 : joint.size + len(every)] / joint.plain_ms
@@ -98,11 +100,15 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]
     cost = float(calls[best]) + drafting_ms / joint.plain_ms
     for state, size in zip(states, sizes, strict=True):
-        state["spent"] = cost - state["verify_cost"][size]  # `learn` adds verify_cost[size]
+        state["spent"] = cost - state["verify_cost"][0, size]  # `learn` adds verify_cost[size]
         state["shared_rate"] = rate
     return sizes
 
 
 def _tokens_per_cost(states: Sequence[Any]) -> float:
     """Return the tokens per unit of cost so far: all sequences' tokens / all sequences' cost."""
-    return float(sum(s["tokens"] for s in states) / sum(s["cost"] for s in states))
+    tokens = cost = 0.0
+    for state in states:
+        tokens += state["tokens"].item()
+        cost += state["cost"].item()
+    return tokens / cost

@@ -103,8 +103,6 @@ class Ouroboros:
         self._ranking = TopKRecorder(argmax, RANKS)
         self._cost_contexts: tuple[int, ...] = ()
         self._batch_size = self._step = 1
-        self._cost_tables: dict[tuple[int, ...], tuple[list[float], ...]] = {}
-        self._joint_costs: dict[tuple[tuple[int, ...], int], JointCosts] = {}
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
         self._pause, self.planned = 0, False  # `planned`: the last step was not skipped
@@ -188,7 +186,7 @@ class Ouroboros:
     def observe_step(self, record: StepRecord) -> None:
         """Pass the measured times and the predicted costs of a step to the guard."""
         if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
-            target, _ = self._cost_tables[self._cost_contexts]
+            target, _ = self.costs.tables[self._cost_contexts]
             call, verifying = target[0], target[min(record.scored, len(target)) - 1]
             spent = call * float(self.grower.state["spent"]) / self._guard.draft_price
             self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
@@ -223,19 +221,18 @@ class Ouroboros:
         corrected = guard is not None and guard.correct_prices()
         if contexts == self._cost_contexts and not corrected:
             return
-        self._cost_contexts = contexts
+        self._cost_contexts, tables = contexts, self.costs.tables
         if size > 1:
-            if (contexts, size) not in self._joint_costs:
-                self._joint_costs[contexts, size] = JointCosts(self.costs, contexts, size)
-            self.joint = self._joint_costs[contexts, size]
+            if (contexts, size) not in tables:
+                tables[contexts, size] = JointCosts(self.costs, contexts, size)
+            self.joint = tables[contexts, size]
             self.grower.set_costs(self.joint.verify, self.joint.further_draft)
             return
         self.joint, self.grower.state.shared_rate = None, 0.0
-        if contexts not in self._cost_tables:
+        if contexts not in tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
-            tables = (cost_table(*known) for known in zip(pair, contexts, strict=True))
-            self._cost_tables[contexts] = tuple(tables)
-        target, drafting = self._cost_tables[contexts]
+            tables[contexts] = [cost_table(*at) for at in zip(pair, contexts, strict=True)]
+        target, drafting = tables[contexts]
         if guard is not None:
             drafting = [guard.draft_price * ms for ms in drafting]
             if node := guard.node_price * target[0]:

@@ -85,10 +85,10 @@ class Reach:
         first[1] = np.maximum(0, lengths - (window or lengths))
         if layout.tree.is_chain:
             return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64), first)
-        depths, ancestors = layout.tree.depths(), layout.tree.ancestors()
+        depths, ancestors = layout.tree.depths(), layout.tree.ancestors(held)
         chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at slot = position
-        straight = start + ancestors[held:, :chain].sum(1)
-        rows, columns = np.nonzero(ancestors[held:, chain:])
+        straight = start + ancestors[:, :chain].sum(1)
+        rows, columns = np.nonzero(ancestors[:, chain:])
         counts = np.bincount(rows, minlength=len(straight))
         tails = np.zeros((before + len(straight), max(1, counts.max())), dtype=np.int64)
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -68,9 +68,9 @@ class Layout(NamedTuple):
             T T T F
             T T F T
         """
-        before, ancestors = len(self.missing), self.tree.ancestors()
+        before, ancestors = len(self.missing), self.tree.ancestors(self.held)
         if not before:
-            return ancestors[self.held :]
+            return ancestors
         seen = np.tri(before + len(ancestors), dtype=bool)
         seen[before:, before:] = ancestors
         return seen

@@ -18,7 +18,8 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 class ScriptedModel(TreeModel):
     """Replaces a `CachedModel`. It counts calls and forward passes as the eager engine does, and
-    computes the inputs of a call (depths, and ancestors if the tree branches), but no logits."""
+    computes the inputs of a call (depths, and ancestors of new nodes if the tree branches), but no
+    logits."""
 
     def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
@@ -34,7 +35,7 @@ class ScriptedModel(TreeModel):
         sequence.scored += len(tree)
         tree.depths()
         if not tree.is_chain:
-            tree.ancestors()
+            tree.ancestors(tree.logit_nodes[0])
         return NO_LOGITS
 
 
