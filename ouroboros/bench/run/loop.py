@@ -37,7 +37,7 @@ from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
-from ouroboros.trace import DecodeTrace, cut
+from ouroboros.trace import DecodeTrace, StepRecord, cut
 
 WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32
@@ -261,8 +261,9 @@ class Bench:
                     own.left = 0
             seconds = time.perf_counter() - started
             clock += seconds
-            for own in stepped:
-                live[own].add(seconds / len(stepped))
+            sound = [own for own in stepped if not live[own].failure]
+            for own in sound:
+                live[own].add(seconds / len(sound), own.trace.steps)
             yield from refused
             refused.clear()
             for own in [own for own in stepped if own.left <= 0]:
@@ -344,8 +345,13 @@ class Row:
         """Set fields of the sample."""
         self.sample = replace(self.sample, **fields)
 
-    def add(self, seconds: float) -> None:
-        """Add the row's share of a step's time; after the first step, it is also the TTFT."""
+    def add(self, seconds: float, steps: list[StepRecord]) -> None:
+        """Add the row's share of a step's time; after the first step, it is also the TTFT. The last
+        of `steps` receives what its models did not take as the host's: so the preparation of a
+        sequence and the search for stop strings are part of a step too."""
+        if steps:
+            last = steps[-1]
+            steps[-1] = replace(last, host_s=seconds - last.draft_s - last.verify_s)
         self.wall_s += seconds
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
 

@@ -115,7 +115,7 @@ def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
     """Static: three batches of a decoder, each to its last row. Refilled: one stream."""
     made = {name: decoders(pair[1])[name] for name in ("greedy", "hf_greedy", "speculative")}
     for refill, batches in ((False, 9), (True, 3)):
-        bench = job(pair, made, batch_size=3, refill=refill)
+        bench = job(pair, made, batch_size=3, refill=refill, stop=("no such text",))
         found = ran(bench, tmp_path / str(refill)).load_samples()
         assert {s.batch for s in found} == set(range(1, batches + 1))
         for number in range(1, batches + 1):
@@ -127,6 +127,9 @@ def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
                 assert 0 < s.ttft_s <= s.wall_s <= 1.001 * wall_s
                 latency_s = sum(t.rows * step_s(t) for t in s.steps)
                 assert 0 < latency_s <= s.ended_s - s.began_s + 1e-9
+                if s.decoder != "hf_greedy":  # whose end belongs to no step
+                    assert latency_s == pytest.approx(s.ended_s - s.began_s)
+                    assert sum(map(step_s, s.steps)) == pytest.approx(s.wall_s)
                 assert all(1 <= t.rows <= 3 and t.host_s >= 0 for t in s.steps)
         full = [t.rows for s in found if s.key == ("p0", "greedy", 0) for t in s.steps]
         assert full == [3] * 10

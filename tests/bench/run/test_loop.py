@@ -8,6 +8,7 @@ from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
 from pretended_cuda import pretend
 
+from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run import folder as folders
 from ouroboros.bench.run import loop
 from ouroboros.bench.run.config import Sampling, derive_seed
@@ -76,6 +77,7 @@ def test_every_sample_is_a_line_and_a_second_run_adds_none(pair, tmp_path):
     folder = ran(job(pair, repeats=2), tmp_path, seen=first)
     assert len(first) == 12 and not any(s.error for s in first)
     assert all(s.ttft_s <= s.wall_s and len(s.new_tokens) == 6 for s in first)
+    assert all(sum(map(step_s, s.steps)) == pytest.approx(s.wall_s) for s in first)
     ran(job(pair, repeats=2), tmp_path, seen=again)
     assert folder.load_samples() == first == again
 
