@@ -40,7 +40,7 @@ class Guard:
     """
 
     LOSS, GAIN, PAUSE, SPIKE, CHECK = 1.0, 4.0, 48, 2.0, 2
-    START, MOST, SHARE = 2.0, 8.0, 0.01
+    START, MOST, SHARE = 1.0, 8.0, 0.01
     STEPS, LIMIT, MOVED, TRUST = 25, 2.0, 0.1, 1.25
 
     def __init__(self) -> None:

@@ -186,10 +186,14 @@ class Ouroboros:
     def observe_step(self, record: StepRecord) -> None:
         """Pass the measured times and the predicted costs of a step to the guard."""
         if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
-            target, _ = self.costs.tables[self._cost_contexts]
+            target, drafting = self.costs.tables[self._cost_contexts]
             call, verifying = target[0], target[min(record.scored, len(target)) - 1]
-            spent = call * float(self.grower.state["spent"]) / self._guard.draft_price
-            self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
+            spent = 0.0
+            if record.draft_calls:  # tokens that the draft had not read make its first call larger
+                spent = call * float(self.grower.state["spent"]) / self._guard.draft_price
+                largest = min(1 + record.draft_caught_up, len(drafting))
+                spent += drafting[largest - 1] - drafting[0]
+            self._guard.observe(record, call, verifying, spent)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether a draft call is worth the time in which the draft model first reads its

@@ -40,7 +40,7 @@ def test_a_pause_ends_with_its_prompt_and_two_lost_prompts_begin_one_and_correct
     while guard.paused:
         observe(guard)
         steps += 1
-    assert steps == pytest.approx(-credit / Guard.SHARE, abs=1)
+    assert steps == pytest.approx(-credit / Guard.SHARE, abs=1.01)  # rounding
     guard.begin_prompt()
     assert not guard.paused and guard.credit >= 0
 

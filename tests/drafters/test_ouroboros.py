@@ -25,6 +25,7 @@ from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.generate import token_selector
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, argmax
+from ouroboros.trace import StepRecord
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
@@ -165,6 +166,18 @@ def test_a_guard_corrects_the_price_of_draft_calls_by_their_time(true, price):
     choose = Sampler(seed=3, temperature=1.5)
     decode(Timed(1, lambda nodes: 1.0), drafter, prompt_of(20), max_new=150, choose=choose)
     assert drafter.grower.state.draft_cost[1] == pytest.approx(0.1 * price, rel=0.1)
+
+
+def test_the_guard_expects_a_call_to_take_longer_if_it_also_reads(pair, monkeypatch):
+    slope = Surface.flat({1: 1.0, 96: 10.5})
+    drafter, priced = Ouroboros(pair[1], costs=Costs(slope, slope)), []
+    drafter.reset(argmax)
+    alone(drafter.propose(prompt_of(20), 20))
+    drafter.grower.state.spent = 1.1
+    monkeypatch.setattr(drafter._guard, "observe", lambda *known: priced.append(known[-1]))
+    for read, calls in ((0, 1), (12, 1), (200, 1), (12, 0)):
+        drafter.observe_step(StepRecord(scored=2, draft_calls=calls, draft_caught_up=read))
+    assert priced == pytest.approx([1.1, 2.3, 1.1 + 9.5, 0.0])
 
 
 def test_each_model_is_priced_at_the_context_that_it_reads(pair):

@@ -32,6 +32,7 @@ MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 BEYOND_MATCH = 4  # a phrase continues for at most the length of its match + this many tokens
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
+CHAIN_HITS = 0.4  # a chain of calls ends where the draft is unsure: share of misses it avoids so
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
@@ -115,14 +116,44 @@ def _best_size(s, size):
 
 
 @jit
+def _chain_pays(s, node, before):
+    """Return whether some number of draft calls in a row is worth more than `before`, the worth of
+    the tree without them. The first call scores `node`, each further one the token found last.
+
+    A single call may not pay although several do, if the cost of a target call jumps between two
+    sizes.
+    """
+    value = 0.0
+    nodes = 1
+    above = node
+    while above > 0:
+        value += s.reach[above]
+        nodes += 1
+        above = s.parent[above]
+    hits = s.draft_hits / s.draft_trials
+    hits += CHAIN_HITS * (1.0 - hits)
+    reach = s.reach[node]
+    most = min(s.max_draft_depth + 1, s.max_depth) - s.depth[node]
+    for calls in range(1, min(most, s.max_nodes - nodes, state.MAX_CALLS - s.calls) + 1):
+        reach *= hits
+        value += reach
+        cost = s.verify_cost[nodes + calls] + calls * s.draft_cost[1]
+        if s.trust * value - tokens_per_cost(s) * cost > before:
+            return True
+    return False
+
+
+@jit
 def plan_draft_call(s):
     """List the nodes for the next draft call in `to_score`; return how many (0: no call pays).
 
     Takes the most probable unscored nodes, as many as maximize gain minus cost. The gain: after
     such a node the draft model may find the target's token that phrases missed, and phrases then
-    continue from it. A call pays if these tokens are worth more than the call and verifying them.
+    continue from it. A call pays if these tokens are worth more than the call and verifying them,
+    or if it begins a chain of calls that pays (not in batches); it then scores one node.
     """
     s.pending = 0
+    s.gain = 0.0
     if s.calls >= state.MAX_CALLS:
         return 0
     size = s.tree_size
@@ -157,6 +188,9 @@ def plan_draft_call(s):
             best = worth
             s.pending = count
             s.gain = gain
+    alone = s.shared_rate == 0.0
+    if s.pending == 0 and count > 0 and alone and _chain_pays(s, s.to_score[0], before):
+        s.pending = 1
     return s.pending
 
 

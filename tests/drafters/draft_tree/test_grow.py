@@ -11,6 +11,7 @@ from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.grow import (
     BEYOND_MATCH,
     CALL_FACTOR,
+    CHAIN_HITS,
     EXPECTED,
     MAX_PHRASE_HITS,
     MIN_REACH,
@@ -88,6 +89,23 @@ def best_worth(s, nodes) -> float:
     return found
 
 
+def chain_worth(s) -> float:
+    """What the best number of draft calls in a row from the first unscored node is worth."""
+    above, node = [], next(node for node in s.order if not s.scored[node])
+    reach, depth = float(s.reach[node]), int(s.depth[node])
+    while node:
+        above.append(float(s.reach[node]))
+        node = int(s.parent[node])
+    hits = s.draft_hits / s.draft_trials
+    hits += CHAIN_HITS * (1 - hits)
+    found = [-np.inf]
+    for length in range(1, min(int(s.max_depth) - depth, SIZES - 2 - len(above)) + 1):
+        value = sum(above) + reach * sum(hits**k for k in range(1, length + 1))
+        cost = s.verify_cost[1 + len(above) + length] + length * s.draft_cost[1]
+        found.append(float(s.trust * value - tokens_per_cost(s) * cost))
+    return max(found[:48])
+
+
 @pytest.mark.parametrize(
     ("steps", "max_depth"),
     mostly_slow(
@@ -121,7 +139,10 @@ def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, ma
                 reached, depth = reached * hits, depth + 1
             more = CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
             worth.append(more - tokens_per_cost(s) * float(s.draft_cost[len(worth)]))
-        assert worth[count] == pytest.approx(max(worth), abs=1e-9)
+        if max(worth) <= 0:
+            assert count == (chain_worth(s) > best_worth(s, tree) + 1e-12)
+        else:
+            assert worth[count] == pytest.approx(max(worth), abs=1e-9)
         counts.add(count)
     assert len(counts) > 1 or (counts == {0} and steps > 0.1)
 
@@ -241,3 +262,18 @@ def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
         while known > 0 and not s.scored[known]:
             known = s.parent[known]
         assert s.depth[node] - s.depth[known] <= s.longest_match[known] + BEYOND_MATCH
+
+
+def test_calls_that_pay_only_together_are_made():
+    """Two nodes cost as much as one, three as much as nine; phrases propose one good token."""
+    verify = [1.0, 1.04, *[1.4] * 62]
+    for draft, called in ((0.2, True), (0.6, False)):
+        grown = growth(call=draft)
+        grown.set_costs(verify, [draft] * 64)
+        s = grown.state
+        grown.begin(TEXT[:200], 20, -1)
+        s.max_draft_depth, s.tokens, s.cost, s.draft_hits = 20, 1.6, 1.0, 0.95 * s.draft_trials
+        s.finds = 0.3 * s.find_trials
+        assert plan_draft_call(s) == called
+        s.shared_rate = 1.6
+        assert plan_draft_call(s) == 0
