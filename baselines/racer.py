@@ -11,7 +11,7 @@ from typing import Literal
 
 from ouroboros.baselines import recycling
 from ouroboros.baselines.recycling import WIDTH, TokenRecycling
-from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree
+from ouroboros.baselines.suffix_tree import END, SOURCE, Position, SuffixTree
 
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.select import TokenSelector
@@ -86,21 +86,21 @@ class Racer(TokenRecycling):
         first; ties go to the smaller depth, then to the longer match. Equal continuations share
         nodes."""
         tree, order = self.tree, count()
-        heap: list[tuple[int, int, int, int, PrefixKey, int]] = []
+        heap: list[tuple[int, int, int, int, Position, int]] = []
 
-        def push(place: PrefixKey, node: int, length: int) -> None:
+        def push(position: Position, node: int, length: int) -> None:
             if length < self.ngram:
-                for occurrences, below in tree.after(place):
+                for occurrences, below in tree.after(position):
                     depth = builder.depths[node] + 1
                     entry = (-occurrences, depth, next(order), node, below, length + 1)
                     heapq.heappush(heap, entry)
 
         for length in range(len(tree.active), self.shortest - 1, -1):
-            push(tree.place(tree.active[length - 1]), 0, length)
+            push(tree.position(tree.active[length - 1]), 0, length)
         while heap and len(builder) <= self.nodes:
-            _, _, _, parent, place, length = heapq.heappop(heap)
-            node = self._child(builder, parent, tree.token(place), SOURCE)
-            push(place, node, length)
+            _, _, _, parent, position, length = heapq.heappop(heap)
+            node = self._child(builder, parent, tree.token(position), SOURCE)
+            push(position, node, length)
 
     def _recycle(self, builder: TreeBuilder) -> None:
         """Add successors breadth first until the tree is full."""

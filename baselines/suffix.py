@@ -13,7 +13,7 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from ouroboros.baselines.speculative import Speculative
-from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
+from ouroboros.baselines.suffix_tree import END, SOURCE, Position, SuffixTree, check_state
 
 from ouroboros.calls import Steps
 from ouroboros.drafters.pool import check_range, token_ids
@@ -80,7 +80,7 @@ class SuffixDecoding:
         self._chain = draft and Speculative(draft, gamma=gamma, confidence=confidence)
         self._text = SuffixTree(depth=depth)
         self._past = SuffixTree(depth=depth, memory=memory)
-        self._places: list[PrefixKey] = []
+        self._positions: list[Position] = []
         self._accepted: list[int] = []  # draft tokens accepted in the last step
         self._prompt = 0
         self._seen = 0
@@ -111,7 +111,7 @@ class SuffixDecoding:
             self._past.extend(output)
             self._past.close()
         self._text.forget()
-        self._places, self._accepted, self._seen = [], [], 0
+        self._positions, self._accepted, self._seen = [], [], 0
         if self._chain:
             self._chain.reset(choose)
 
@@ -124,10 +124,10 @@ class SuffixDecoding:
         if unread and self.branches and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         room = min(self.max_tokens, budget - 1)
-        places = [self._text.place(node) for node in self._text.active]
+        positions = [self._text.position(node) for node in self._text.active]
         draft = max(
-            self._best(self._text, places, room),
-            self._best(self._past, self._places, room),
+            self._best(self._text, positions, room),
+            self._best(self._past, self._positions, room),
             key=lambda draft: draft.score,
         )
         if self._chain and draft.score < self.threshold:
@@ -149,36 +149,37 @@ class SuffixDecoding:
         self._text.extend(fresh)
         if self._past.text:
             for token in fresh:
-                self._places = self._past.follow(self._places, token)
+                self._positions = self._past.follow(self._positions, token)
         self._seen = len(tokens)
 
-    def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
+    def _best(self, tree: SuffixTree, positions: Sequence[Position], room: int) -> Draft:
         """Return the draft of at most `room` tokens with the highest score over all match lengths;
-        ties go to the longest. `places[m - 1]` is where the last m tokens end in `tree`.
+        ties go to the longest. `positions[m - 1]` is where the last m tokens end in `tree`.
 
         Skips a match that occurs as often as a longer one (its continuations are the same). Stops
         at a match whose draft could not be longer than the best score.
         """
         best, seen = NOTHING, -1
         draw = branches if self.branches else chain
-        for length in range(len(places), 0, -1):
+        for length in range(len(positions), 0, -1):
             limit = min(room, int(length * self.factor + self.offset + 1e-6))
             if best.score >= limit:
                 break
-            place = places[length - 1]
-            occurrences = tree.counts[place.node]
+            position = positions[length - 1]
+            occurrences = tree.counts[position.node]
             if occurrences != seen:
-                draft = draw(tree, place, limit, self.least)
+                draft = draw(tree, position, limit, self.least)
                 best = draft if draft.score > best.score else best
             seen = occurrences
         return best
 
 
-def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Return the most frequent continuation of the n-gram at `place`: up to `limit` tokens, while
-    its probability is at least `least`. At the end of the text the draft repeats its own tokens."""
+def chain(tree: SuffixTree, position: Position, limit: int, least: float) -> Draft:
+    """Return the most frequent continuation of the n-gram at `position`: up to `limit` tokens,
+    while its probability is at least `least`. At the end of the text the draft repeats its own
+    tokens."""
     tokens: list[int] = []
-    (node, at), score, share = place, 0.0, 1.0
+    (node, at), score, share = position, 0.0, 1.0
     while at < 0 and len(tokens) < limit:
         child = tree.best[node]
         share *= tree.counts[child] / tree.followed[node]
@@ -186,7 +187,7 @@ def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft
             return Draft(tokens, range(-1, len(tokens) - 1), score)
         tokens.append(tree.tokens[child])
         score += share
-        node, at = tree.place(child)
+        node, at = tree.position(child)
     text, end = tree.text, len(tree.text)
     while len(tokens) < limit:
         token = text[at] if at < end else tokens[at - end]
@@ -198,26 +199,26 @@ def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft
     return Draft(tokens, range(-1, len(tokens) - 1), score)
 
 
-def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Return a tree of the `limit` most probable nodes after the n-gram at `place`; each has a
+def branches(tree: SuffixTree, position: Position, limit: int, least: float) -> Draft:
+    """Return a tree of the `limit` most probable nodes after the n-gram at `position`; each has a
     probability of at least `least`."""
     tokens: list[int] = []
     parents: list[int] = []
     score, order = 0.0, count()
-    heap: list[tuple[float, int, PrefixKey, int]] = []
+    heap: list[tuple[float, int, Position, int]] = []
 
-    def grow(place: PrefixKey, share: float, node: int) -> None:
-        total = tree.followed[place.node] if place.at < 0 else 1
-        for occurrences, below in tree.after(place):
+    def grow(position: Position, share: float, node: int) -> None:
+        total = tree.followed[position.node] if position.at < 0 else 1
+        for occurrences, below in tree.after(position):
             likely = share * occurrences / total
             if likely >= least:
                 heapq.heappush(heap, (-likely, next(order), below, node))
 
-    grow(place, 1.0, -1)
+    grow(position, 1.0, -1)
     while heap and len(tokens) < limit:
-        share, _, place, parent = heapq.heappop(heap)
-        tokens.append(tree.token(place))
+        share, _, position, parent = heapq.heappop(heap)
+        tokens.append(tree.token(position))
         parents.append(parent)
         score -= share
-        grow(place, -share, len(tokens) - 1)
+        grow(position, -share, len(tokens) - 1)
     return Draft(tokens, parents, score)

@@ -16,15 +16,15 @@ END = -1  # separator after each text that has ended
 SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
-class PrefixKey(NamedTuple):
+class Position(NamedTuple):
     """Where an n-gram ends in a `SuffixTree`: at a node (`at` is -1), or below the leaf `node`,
-    before position `at` of the text."""
+    before index `at` of the text."""
 
     node: int
     at: int = -1  # text index of the next token; -1: the node's children are next
 
 
-ROOT = PrefixKey(0)
+ROOT = Position(0)
 
 
 class SuffixTree:
@@ -110,41 +110,41 @@ class SuffixTree:
             self.best[child] = self._leaf(child, self.text[start], start + 1)
             self.followed[child] = 1
 
-    def place(self, node: int) -> PrefixKey:
+    def position(self, node: int) -> Position:
         """Return where the n-gram of a node ends: at the node or, for a leaf, in the text."""
-        return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
+        return Position(node) if self.children[node] else Position(node, self.starts[node])
 
-    def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Return `places` after another text has grown by `token`: `places[m - 1]` is where the
-        last m tokens of that text end in this tree, for each m up to the longest suffix found in
-        it."""
-        positions = []
-        for node, at in (ROOT, *places[: self.depth - 2]):
+    def follow(self, positions: Sequence[Position], token: int) -> list[Position]:
+        """Return `positions` after another text has grown by `token`: `positions[m - 1]` is where
+        the last m tokens of that text end in this tree, for each m up to the longest suffix found
+        in it."""
+        longer = []
+        for node, at in (ROOT, *positions[: self.depth - 2]):
             if at < 0:
                 child = self.children[node].get(token)
                 if child is None:
                     break
-                positions.append(self.place(child))
+                longer.append(self.position(child))
             elif self.text[at] == token:
-                positions.append(PrefixKey(node, at + 1))
+                longer.append(Position(node, at + 1))
             else:
                 break
-        return positions
+        return longer
 
-    def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
+    def after(self, position: Position) -> list[tuple[int, Position]]:
         """Return (count, where it ends) for each n-gram that is one token longer than that at
-        `place`."""
-        node, at = place
+        `position`."""
+        node, at = position
         if at < 0:
             children = self.children[node].items()
-            return [(self.counts[c], self.place(c)) for token, c in children if token != END]
+            return [(self.counts[c], self.position(c)) for token, c in children if token != END]
         if at < len(self.text) and self.text[at] != END:
-            return [(1, PrefixKey(node, at + 1))]
+            return [(1, Position(node, at + 1))]
         return []
 
-    def token(self, place: PrefixKey) -> int:
-        """Return the last token of the n-gram that ends at `place`."""
-        node, at = place
+    def token(self, position: Position) -> int:
+        """Return the last token of the n-gram that ends at `position`."""
+        node, at = position
         return self.tokens[node] if at < 0 else self.text[at - 1]
 
 

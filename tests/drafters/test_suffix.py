@@ -55,7 +55,7 @@ def test_counts_are_those_of_counting_by_hand(seed):
         assert len(tree.active) == longest
         for length, node in enumerate(tree.active, start=1):
             assert tree.counts[node] == occurrences(now, now[-length:])
-            after = {tree.token(below): count for count, below in tree.after(tree.place(node))}
+            after = {tree.token(below): count for count, below in tree.after(tree.position(node))}
             wanted = {t: occurrences(now, [*now[-length:], t]) for t in range(3)}
             assert after == {t: count for t, count in wanted.items() if count}
             assert tree.followed[node] == sum(wanted.values())

@@ -413,7 +413,8 @@ METRICS = Registry(
            pooled="count", better="lower", digits=0, tables="speed headline"),
     Metric("verdict", "verdict", lambda audit: audit,
            "The audit's verdicts: identical, tie (explained by rounding), BUG, in law (rejection "
-           "sampling preserves only the distribution), reference (greedy itself).",
+           "sampling preserves only the distribution), reference (greedy itself). (float64): "
+           "greedy compared with the model in float64.",
            pooled="count", scalar=False, tables="default speed headline"),
 
     # Proposed trees, where they were recorded
@@ -426,9 +427,9 @@ METRICS = Registry(
            "Depth of a proposed tree's deepest node.", **TREE),
     Metric("tree_leaves", "leaves", lambda trees: trees["leaves"],
            "Leaves of a proposed tree.", **TREE),
-    Metric("estimated_acceptance", "estimated", calibrated("thought"),
+    Metric("estimated_acceptance", "estimated", calibrated("estimated"),
            "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
-    Metric("actual_acceptance", "accepted", calibrated("came"),
+    Metric("actual_acceptance", "accepted", calibrated("actual"),
            "Share of the nodes whose parent was accepted that were accepted too.", **NODE, **SHARE),
     Metric("tree_log_loss", "log loss", calibrated("log_loss"),
            "Log loss (natural logarithms) of the estimated acceptance.", **LOSS),

@@ -45,29 +45,33 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     - `steps`: the number of trees
     - `nodes`, `depth`, `leaves`: means over trees, the root excluded
-    - `sources`: by source, the numbers of nodes `proposed`, `judged` (whose parent was accepted)
-      and `right` (judged and chosen by the target), and the judged nodes' mean estimated
-      probability, `thought` (None: not estimated)
-    - `calibration`: `calibration` of the judged nodes; None if nothing was estimated
+    - `sources`: by source, the numbers of nodes `proposed`, of those whose parent was accepted,
+      `parent_accepted`, and of those of them that the target chose, `accepted`; and the mean
+      estimated probability of nodes whose parent was accepted, `estimated` (None: not estimated)
+    - `calibration`: `calibration` of nodes whose parent was accepted; None if nothing was estimated
     """
     if not steps:
         return None
     trees = [step.tree for step in steps]
     named = [[name or "unknown" for name in tree.source or [""] * len(tree)] for tree in trees]
-    judged = [  # source, estimate or None, whether it is right
-        (names[node], tree.probability[node] if tree.probability else None, right)
+    outcomes = [  # source, estimate or None, whether the node is accepted
+        (names[node], tree.probability[node] if tree.probability else None, accepted)
         for names, tree, step in zip(named, trees, steps, strict=True)
-        for node, right in step.outcomes()
+        for node, accepted in step.outcomes()
     ]
 
     def of_source(name: str, count: int) -> dict:
-        own = [(estimate, right) for source, estimate, right in judged if source == name]
+        own = [(estimate, accepted) for source, estimate, accepted in outcomes if source == name]
         known = [estimate for estimate, _ in own if estimate is not None]
-        counts = {"proposed": count, "judged": len(own), "right": sum(right for _, right in own)}
-        return {**counts, "thought": mean(known) if known else None}
+        return {
+            "proposed": count,
+            "parent_accepted": len(own),
+            "accepted": sum(accepted for _, accepted in own),
+            "estimated": mean(known) if known else None,
+        }
 
     proposed = Counter(name for names in named for name in names[1:])
-    sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
+    sure = [(estimate, accepted) for _, estimate, accepted in outcomes if estimate is not None]
     leaves = [len(tree) - len({*tree.parents} - {-1}) if len(tree) > 1 else 0 for tree in trees]
     return {
         "steps": len(trees),
@@ -83,11 +87,11 @@ def calibration(estimates: Sequence[float], outcomes: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
     Returns the number of `observations`, the mean `log_loss` (natural logarithms), the log loss of
-    always estimating the mean outcome, `log_loss_of_the_mean`, the mean estimate, `thought`, and
-    the share of true outcomes, `came`.
+    always estimating the mean outcome, `log_loss_of_the_mean`, the mean estimate, `estimated`,
+    and the share of true outcomes, `actual`.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
-    >>> round(found["log_loss"], 4), round(found["thought"], 4), round(found["came"], 4)
+    >>> round(found["log_loss"], 4), round(found["estimated"], 4), round(found["actual"], 4)
     (0.1054, 0.6333, 0.6667)
     """
     estimate = np.clip(np.array(estimates, float), 1e-9, 1 - 1e-9)
@@ -100,6 +104,6 @@ def calibration(estimates: Sequence[float], outcomes: Sequence[bool]) -> dict:
         "observations": len(estimate),
         "log_loss": log_loss(estimate),
         "log_loss_of_the_mean": log_loss(np.clip(true.mean(), 1e-9, 1 - 1e-9)),
-        "thought": float(estimate.mean()),
-        "came": float(true.mean()),
+        "estimated": float(estimate.mean()),
+        "actual": float(true.mean()),
     }

@@ -94,12 +94,13 @@ def run_tables(summary: Summary) -> list[Table]:
             "decoder": decoder,
             "source": source,
             "nodes": str(own["proposed"]),
-            "parent accepted": str(own["judged"]),
-            "accepted": f"{100 * own['right'] / own['judged']:.0f} %" if own["judged"] else "-",
-            "estimated": "-" if own["thought"] is None else f"{100 * own['thought']:.0f} %",
+            "parent accepted": str(count),
+            "accepted": f"{100 * own['accepted'] / count:.0f} %" if count else "-",
+            "estimated": "-" if own["estimated"] is None else f"{100 * own['estimated']:.0f} %",
         }
         for decoder, trees in summary.frame["trees"].dropna().items()
         for source, own in trees["sources"].items()
+        for count in [own["parent_accepted"]]
     ]
     found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
     found.append(published_table(summary))
@@ -194,15 +195,16 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
     choices = [frame, frame.replace(r" \[", "\n[", regex=True)]
     for name in ("accepted_per_step", "ttft_ms"):
         choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
-    found = [_terminal(next(filter(fits, choices), choices[-1]))]
+    found = [terminal_table(next(filter(fits, choices), choices[-1]))]
     for table in group_table(summary):
         frame = table.frame.replace(r" \[.*", "", regex=True)
         fewer = (frame.iloc[:, :count] for count in range(frame.shape[1], 2, -1))
-        found.append(_terminal(next(filter(fits, fewer), frame.iloc[:, :3])))
+        found.append(terminal_table(next(filter(fits, fewer), frame.iloc[:, :3])))
     return found
 
 
-def _terminal(shown: pd.DataFrame) -> TerminalTable:
+def terminal_table(shown: pd.DataFrame) -> TerminalTable:
+    """Return a frame of text as a table for the terminal; only the first column is left-aligned."""
     table = TerminalTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False
     )

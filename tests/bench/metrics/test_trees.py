@@ -60,16 +60,16 @@ def test_sizes_sources_and_calibration_against_sums_by_hand():
     found = tree_metrics([STEP, alone])
     assert (found["nodes"], found["depth"], found["leaves"]) == (2.5, 1.0, 1.5)
     assert found["sources"]["draft"] == {
-        **{"proposed": 3, "judged": 3, "right": 2},
-        "thought": pytest.approx((0.5 + 0.75 + 0.1) / 3),
+        **{"proposed": 3, "parent_accepted": 3, "accepted": 2},
+        "estimated": pytest.approx((0.5 + 0.75 + 0.1) / 3),
     }
-    assert found["sources"]["phrase"]["judged"] == 1
+    assert found["sources"]["phrase"]["parent_accepted"] == 1
     assert tree_metrics([]) is None and tree_metrics([alone])["calibration"] is None
     found = found["calibration"]
     pairs = [(0.5, 1), (0.25, 0), (0.75, 1), (0.1, 0)]
     loss = -sum(log(p if came else 1 - p) for p, came in pairs) / 4
     assert found["log_loss"] == pytest.approx(loss)
     assert found["log_loss_of_the_mean"] == pytest.approx(log(2))
-    assert (found["thought"], found["came"]) == (pytest.approx(0.4), 0.5)
+    assert (found["estimated"], found["actual"]) == (pytest.approx(0.4), 0.5)
     sure = calibration([1.0, 0.0], [True, True])
     assert sure["log_loss"] > 5
