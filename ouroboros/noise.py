@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -22,8 +23,11 @@ BLOCK = 1024  # ids whose noise is computed together, in the cache
 CACHE = cache_folder([SOURCE])
 COMPILED = not CONFIG.DISABLE_JIT
 
-with cached_in(CACHE) as options:
-    jit = numba.njit(error_model="numpy", **options)
+
+def jit(function: Callable) -> Any:
+    """Compile a function when it is first called; its machine code is cached in `CACHE`."""
+    with cached_in(CACHE) as options:
+        return numba.njit(error_model="numpy", **options)(function)
 
 
 @jit

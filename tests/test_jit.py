@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from filelock import FileLock
 
+from ouroboros import noise
 from ouroboros.engine import cpu_kernels
 from ouroboros.jit import cache_folder, compile_now
 
@@ -29,6 +30,11 @@ def test_a_kernel_is_compiled_without_a_writable_cache_folder(monkeypatch):
     block = (ctypes.c_int64 * 3)(1, 0, 41)
     cpu_kernels.Kernel(made["add"]).alone(block)
     assert block[0] == 42
+
+
+def test_the_sampler_is_cached_where_it_is_looked_for():
+    noise.noise_rows(0, [0], 1)
+    assert noise.CACHE is None or any(noise.CACHE.rglob("*.nbi"))
 
 
 def test_code_is_compiled_where_nothing_can_be_locked(tmp_path):
