@@ -13,6 +13,8 @@ from ouroboros.audit.audit import WHOLE
 SHOWN = 40
 OPEN = ("not judged", "not measured")
 """The verdicts of completions that were not compared."""
+FLOAT64 = "the model in float64"
+"""What standard decoding's completions are compared with."""
 LEGEND = """\
 identical: the tokens of standard decoding. numeric tie: at the first token that differs, a shift of
 the float64 logits within the noise makes standard decoding choose the other token; the noise is the
@@ -21,8 +23,9 @@ without any drafter. BUG: any other difference, and every missing, failed or tru
 in law: the decoder preserves the distribution, not individual tokens. not judged: there is too
 little memory, or no completion of standard decoding. not measured: every decoder refused the
 prompt, for example because it is too long. The row `greedy` compares standard decoding's completion
-with float64. greedy-equivalent (at temperature 0): every completion is identical to greedy
-decoding's or first differs at a numeric tie.
+with the model in float64: a tie there is a rounding error of the run's dtype, with exact calls too,
+and no difference between decoders. greedy-equivalent (at temperature 0): every completion is
+identical to greedy decoding's or first differs at a numeric tie.
 Controls: standard decoding's completion scored by transformers' own forward pass, with this many
 tokens per call and without a drafter. If it differs, any decoder that scores several tokens at once
 may differ too."""
@@ -112,9 +115,10 @@ def audit_markdown(
         judged, same = sum(counts.values()) - counts.get("in law", 0), counts.get("identical", 0)
         verdicts.append(
             {
-                "decoder": f"{name} (against float64)" if name == reference else name,
+                "decoder": name,
+                "compared with": FLOAT64 if name == reference else reference,
                 "verdict": verdict(counts),
-                "compared": judged,
+                "completions": judged,
                 "identical": same,
                 "ties": counts.get("numeric tie", 0),
                 "BUG": counts.get("BUG", 0),

@@ -13,7 +13,14 @@ import yaml
 from tqdm import tqdm
 
 from ouroboros.audit.files import audit_files
-from ouroboros.audit.report import OPEN, audit_markdown, greedy_equivalent, tally, verdict
+from ouroboros.audit.report import (
+    FLOAT64,
+    OPEN,
+    audit_markdown,
+    greedy_equivalent,
+    tally,
+    verdict,
+)
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.report.tables import as_text
@@ -66,7 +73,9 @@ def audit(options: argparse.Namespace) -> tuple[int, dict]:
     text = audit_markdown(title, rows, names, reference=reference, greedy=greedy)
     folder.write_text("audit.md", text)
     counts = {name: tally(rows, name) for name in names}
-    table = pd.DataFrame({"decoder": names, "verdict": map(verdict, counts.values())})
+    compared = [FLOAT64 if name == reference else reference for name in names]
+    columns = {"decoder": names, "compared with": compared}
+    table = pd.DataFrame({**columns, "verdict": map(verdict, counts.values())})
     if greedy:
         table["greedy-equivalent"] = list(map(greedy_equivalent, counts.values()))
     print(title, as_text(table, "simple"), sep="\n\n", end="\n\n")

@@ -125,7 +125,7 @@ def summarise(measured: Measured) -> Summary:
         name: {
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
-            "audit": verdict(verdicts[name]) if verdicts[name] else None,
+            "audit": audit_cell(name, verdicts[name]),
             "in_law": "in law" in verdicts[name],
         }
         for name, samples in good.items()
@@ -175,6 +175,12 @@ def summarise(measured: Measured) -> Summary:
         by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
     found = [", ".join(names) + said for said, names in problems.items()]
     return Summary(measured, frame, by_group, verdicts, found)
+
+
+def audit_cell(decoder: str, counts: Mapping[str, int]) -> str | None:
+    """Return a decoder's verdict, from its `tally`; for greedy, name what it was compared with."""
+    text = verdict(counts) if counts else None
+    return text if decoder != PLAIN or text in (None, "reference") else f"{text} (float64)"
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
