@@ -71,9 +71,10 @@ def check_arguments(config: Mapping, what: str) -> None:
 
 def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str:
     """Return the text of an error about an unknown name: it suggests the closest name in `known`
-    and `similar`, and lists `known`."""
-    known = list(known)
-    near = get_close_matches(name, [*known, *similar], n=1)
+    and `similar`, preferably a dotted name that ends in it, and lists `known`."""
+    known, similar = list(known), list(similar)
+    nested = [full for full in similar if full.endswith(f".{name}")]
+    near = nested or get_close_matches(name, [*known, *similar], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"{name!r}{hint}; choose from {', '.join(known) or 'none: it takes no options'}"
 

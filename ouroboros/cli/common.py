@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ouroboros.instantiate import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
     from ouroboros.bench.run.folder import ResultsFolder
 
@@ -27,6 +28,8 @@ CALLERS = (
     *(ImportError, KeyboardInterrupt),
 )
 """Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
+PIPE_WIDTH = 120
+"""The width of tables, in characters, if stdout is not a terminal."""
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
@@ -75,9 +78,19 @@ def new_folder(results_dir: str | None) -> ResultsFolder | None:
     return ResultsFolder(path)
 
 
-def print_table(table: pd.DataFrame, *, digits: int = 2) -> None:
-    """Print a table, with "-" in place of NaN."""
-    print(known(table, "-").to_string(index=False, float_format=f"{{:.{digits}f}}".format))
+def terminal() -> Console:
+    """Return the console on which tables are printed."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def print_table(table: pd.DataFrame) -> None:
+    """Print a table: floats with two decimals, "-" in place of NaN."""
+    from ouroboros.bench.report.tables import terminal_table
+
+    cells = known(table, "-").map(lambda one: f"{one:.2f}" if isinstance(one, float) else str(one))
+    terminal().print(terminal_table(cells))
 
 
 def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
@@ -103,7 +116,8 @@ def one_line(error: BaseException) -> str:
         options = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []
         options = [key for key in options if key not in ("_target_", "hydra")]
         *path, name = option[1].split(".")
-        names = unknown(name, options) if options else repr(name)
+        nested = [] if path else option_names(OmegaConf.to_container(parent, resolve=False))  # type: ignore[arg-type]
+        names = unknown(name, options, nested) if options else repr(name)
         if path[1:] and isinstance(parent, DictConfig) and parent._key() == "decoder":
             return f"this run has no decoder {path[1]}: add it to decoder=[...]"
         free = path and (path[0] == "hydra" or path[-1].endswith("options"))
@@ -112,6 +126,24 @@ def one_line(error: BaseException) -> str:
     elif config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
         text = unknown_config(config[1], config[2])
     return text.split("Config search path")[0].strip()
+
+
+def option_names(config: Mapping, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of a config's options."""
+    for name, value in config.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from option_names(value, f"{prefix}{name}.")
+
+
+def unknown_flag(command: str, flag: str, config: Mapping) -> str:
+    """Return a one-line error for a flag such as --limit, which Hydra's syntax does not have."""
+    name = flag.lstrip("-").partition("=")[0].replace("-", "_")
+    found = (full for full in option_names(config) if full.rpartition(".")[2] == name)
+    return (
+        f"{flag}: write options as NAME=VALUE, such as {next(found, 'max_new')}=VALUE; "
+        f"'ouroboros {command} --help' lists them"
+    )
 
 
 def unknown_config(group: str, name: str) -> str:

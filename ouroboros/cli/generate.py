@@ -20,7 +20,6 @@ from rich.text import Text
 from tokenizers.decoders import DecodeStream
 from transformers.utils.logging import disable_progress_bar
 
-from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import load_costs
@@ -30,7 +29,7 @@ from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import build
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
-from ouroboros.cli.common import composed
+from ouroboros.cli.checks import generate_config
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
@@ -96,13 +95,7 @@ class Runner:
 def generate(options: argparse.Namespace) -> tuple[int, None]:
     """Decode the prompt (with --race also greedily), and show the texts as they grow; return the
     exit code and None (no JSON document)."""
-    names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
-    overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
-    overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
-    overrides += ["model=hf"] if options.target or options.draft else []
-    roles = {"target": options.target, "draft": options.draft}
-    overrides += [f"model.{role}='{name}'" for role, name in roles.items() if name]
-    config = RunConfig.from_mapping(composed([*overrides, *options.overrides]))
+    config = RunConfig.from_mapping(generate_config(options))
     torch.set_num_threads(config.threads or torch.get_num_threads())
     console, prompt = Console(highlight=False), (options.prompt, "given")
     disable_progress_bar()

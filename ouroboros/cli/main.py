@@ -72,6 +72,9 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 
     With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
     """
+    from ouroboros.cli.checks import check
+
+    check(name, options)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     code, document = command(options)
     if document is not None and (as_json or not sys.stdout.isatty()):
@@ -85,12 +88,16 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
     A sweep continues after failed samples.
     """
     import hydra
+    from hydra._internal.utils import get_args_parser
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ouroboros.cli.common import CALLERS, plain
+    from ouroboros.cli.common import CALLERS, composed, plain, unknown_flag
 
-    sys.argv = [f"ouroboros {name}", *(one for one in argv if one != "--json")]
+    rest = [one for one in argv if one != "--json"]
+    if flags := get_args_parser().parse_known_args(rest)[1]:
+        raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))
+    sys.argv = [f"ouroboros {name}", *rest]
     failure: list[BaseException] = []
 
     def job(cfg) -> None:
@@ -154,7 +161,8 @@ def generate(add: Callable) -> None:
     grows at its measured speed. Both decode a warm-up text first.
     """
     add("prompt", help="the prompt to continue")
-    add("overrides", nargs="*", metavar="NAME=VALUE", help="options of conf/config.yaml")
+    options = "options of conf/config.yaml"
+    add("overrides", nargs="*", default=[], metavar="NAME=VALUE", help=options)
     add("--target", help="hub id or folder of a causal LM")
     add("--draft", help="hub id or folder of a smaller model of its family")
     add("--decoder", default="ouroboros", help="a name in conf/decoder (%(default)s)")
@@ -213,7 +221,7 @@ def audit(add: Callable) -> None:
     """
     add("folder", help="a results folder, or a file of greedy completions")
     what = "options of the run's config, such as paths; or more files, then the model's options"
-    add("overrides", nargs="*", metavar="NAME=VALUE", help=what)
+    add("overrides", nargs="*", default=[], metavar="NAME=VALUE", help=what)
 
 
 def tune(add: Callable) -> None:

@@ -10,17 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from hydra.core.hydra_config import HydraConfig
 
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import COST_RATIO
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, replay_table
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft, read_curve
+from ouroboros.bench.report.tables import cell
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
+from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, known, new_folder, print_table
 from ouroboros.costs import UNTIMED, Costs
@@ -76,6 +80,8 @@ def replay(options: dict) -> tuple[int, dict]:
         recorded = runs_of(recording, name)
         recorded = replace(recorded, max_new=options["max_new"] or recorded.max_new)
         evidence[name] = Evidence(recorded, **given)  # type: ignore[arg-type]
+        evidence[name].check(name, config)
+    for name, config in decoders.items():
         samples[name] = evidence[name].counts(name, config, {}, progress=True)
 
     texts = {name: own.recorded for name, own in evidence.items()}
@@ -87,7 +93,7 @@ def replay(options: dict) -> tuple[int, dict]:
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
     document["decoders"] = known(table).to_dict("index")
     print(document["title"])
-    print_table(table.reset_index(), digits=3)
+    print_table(terminal_columns(table))
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
@@ -104,7 +110,21 @@ def replay(options: dict) -> tuple[int, dict]:
                 text = text_of(tokenizer, sample.new_tokens)
                 out.append(SAMPLES, replace(sample, text=text).to_dict())
         out.write_json("replay.json", document | {"provenance": provenance()})
+    where = short_path(out.path / "replay.json") if out else "results_dir=FOLDER writes them"
+    print(f"all counts: {where}", file=sys.stderr)
     return 0, {"recording": path.name, **document}
+
+
+def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the main columns of a `replay_table`, as text with the headings of reports."""
+    shown = pd.DataFrame({"decoder": table.index})
+    for name in ("tokens_per_target_call", "draft_calls_per_token", "calls_per_token"):
+        shown[METRICS[name].heading] = [cell(METRICS[name], row) for _, row in table.iterrows()]
+    if "predicted_speedup" in table:
+        speedup = METRICS["predicted_speedup"]
+        shown["ms/token"] = table["predicted_ms_per_token"].to_numpy()
+        shown[speedup.heading] = [cell(speedup, row) for _, row in table.iterrows()]
+    return shown
 
 
 def check_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:

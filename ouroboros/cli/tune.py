@@ -39,9 +39,6 @@ other costs."""
 def tune(options: argparse.Namespace) -> tuple[int, dict]:
     """Tune every decoder for each of the costs, write and print the report; return 0 and the best
     settings, {decoder: {name of costs: settings}}."""
-    if unknown := [name for name in options.decoders if name not in SPACES]:
-        known = ", ".join(SPACES)
-        raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
     for name in ("trials", "first", "limit", "max_new"):
         value = getattr(options, name)
         check_whole(f"--{name.replace('_', '-')}", value, null=name == "limit")

@@ -13,14 +13,16 @@ PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.
 """Code that must survive encoding and decoding: indentation, spaces, a tab, empty lines, digits."""
 
 
-def why_not_loaded(name: str, error: Exception) -> str:
-    """Describe the cause of a loading error and the remedy, in one line.
-
-    Checks folders first, because transformers reports a missing folder as a malformed hub id.
-    """
+def check_folder(name: str) -> None:
+    """Raise `ValueError` if a model's name can only be a folder's, and there is no such folder.
+    transformers would report it as a malformed hub id."""
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():
-        return f"there is no such folder ({HUB})"
+        raise ValueError(f"cannot load {name!r}: there is no such folder ({HUB})")
+
+
+def why_not_loaded(name: str, error: Exception) -> str:
+    """Describe the cause of a loading error and the remedy, in one line."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({reason}): copy or download them again"

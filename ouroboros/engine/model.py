@@ -24,7 +24,7 @@ from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
 from ouroboros.engine.fused import Fused, fuse
-from ouroboros.engine.loading import check_round_trip, why_not_loaded
+from ouroboros.engine.loading import check_folder, check_round_trip, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
@@ -148,6 +148,7 @@ class CachedModel(TreeModel):
         A model that transformers quantises is loaded directly to its device, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
+        check_folder(name_or_path)
         own = isinstance(options.get("quantization_config"), str)
         quantization = options.pop("quantization_config") if own else None
         if options.get("quantization_config") is not None and device is not None:

@@ -18,7 +18,13 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
-from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, replay, replay_together
+from ouroboros.bench.replay.replay import (
+    USUAL_RATES,
+    OffTextRates,
+    check_drafter,
+    replay,
+    replay_together,
+)
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench, eos_ids
@@ -63,6 +69,11 @@ class Evidence:
     live: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
     counted: dict[str, list[Sample]] = field(default_factory=dict, repr=False)
     bench: Bench | None = None
+
+    def check(self, name: str, config: Mapping) -> None:
+        """Raise `ValueError` for a decoder that cannot be replayed on the recorded texts."""
+        drafter, rates = self._drafter(name, config), self._rates(name, config)
+        check_drafter(drafter, self.recorded, rates=rates)
 
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False

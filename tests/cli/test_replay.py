@@ -1,12 +1,14 @@
 """`ouroboros replay` end to end on a tiny pair: folders, texts, costs, errors."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 from ouroboros.cli.replay import check_draft
 
+WINDOW = "decoder.lookahead.window_size=3"
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
 
@@ -111,7 +113,25 @@ def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
     assert code == 2 and "batch_size= needs costs" in err
 
 
-LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
+def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
+    run_replay, saved_pair
+):
+    (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    code, document, err = run_replay("recording=one.jsonl", "decoder=[greedy,lookahead]", WINDOW)
+    assert code == 2 and not document and "greedy" not in err, "no bar of greedy's replay"
+    assert err.splitlines()[-1].startswith("error: Lookahead learns from")
+    assert "record_predictions=true timing=false, or give rates=[0.7,0.04]" in err
+
+
+def test_the_table_has_the_headings_of_reports_and_fits_on_100_columns(call, saved_pair):
+    (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    options = ["recording=one.jsonl", "decoder=[prompt_lookup_adaptive]", "costs=epyc"]
+    _, out, err = call("replay", *options)
+    *shown, _ = out.splitlines()
+    assert max(map(len, shown)) <= 100
+    headings = re.split("  +", shown[1].strip())
+    assert headings[:2] == ["decoder", "tokens/call"] and headings[-1] == "predicted speedup"
+    assert "results_dir=FOLDER writes" in err
 
 
 @pytest.mark.parametrize(
@@ -121,9 +141,8 @@ LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
         (["recording=one.jsonl", "costs=flat", "batch_size=[0]"], "batch_size=[0]: give a list"),
         (["recording=one.jsonl", "costs=flat", "batch_size=all"], "as batch_size=[1,8]"),
         (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
-        (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
+        (["recording=none.jsonl"], "cannot read the recording none.jsonl: there is no such"),
         (["recording=target"], "not a results folder"),
-        ([*LOOKING, "decoder.lookahead.window_size=3"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
         (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),
     ],

@@ -177,7 +177,8 @@ def check_drafter(
     elif unread and not any(run.predictions for run in recorded.runs):
         reason = (
             "learns from what the target predicts at rejected nodes, which this recording does not "
-            "hold: record a run of it with record_predictions=true timing=false"
+            "hold: record a run of it with record_predictions=true timing=false, or give "
+            "rates=[0.7,0.04] to simulate these predictions"
         )
     else:
         return

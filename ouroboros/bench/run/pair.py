@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
-from ouroboros.engine.loading import check_round_trip, why_not_loaded
+from ouroboros.engine.loading import check_folder, check_round_trip, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_whole, instantiate
@@ -177,6 +177,7 @@ def load_tokenizer(spec: PairSpec):
     """Load the target's tokenizer, not its weights. Raises `ValueError` if that fails, or if the
     tokenizer does not reproduce its own text."""
     source = spec.path("target")
+    check_folder(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:

@@ -1,0 +1,85 @@
+"""Check a command's options before its module is imported, and with it torch, which takes seconds.
+
+Only what needs no torch is checked here: unknown decoders and options, missing files and folders.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ouroboros.bench.tasks.dataset import BUNDLED, found_path
+from ouroboros.cli.common import composed
+from ouroboros.conf import FOLDER
+from ouroboros.costs import Costs
+from ouroboros.engine.loading import check_folder
+
+
+def check(name: str, options: Any) -> None:
+    """Check the options of the command `name`: parsed arguments, or a Hydra config as a dict.
+
+    Raises `ValueError` or `OSError` with the remedy.
+    """
+    if name == "report":
+        if not any(folder.exists() for folder in options.folders):
+            folders = ", ".join(map(str, options.folders))
+            raise ValueError(f"{folders} is not a results folder: no run.json in it or below it")
+    elif name == "audit":
+        check_run(Path(options.folder))
+    elif name == "tune":
+        known = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
+        if unknown := [decoder for decoder in options.decoders if decoder not in known]:
+            what = ", ".join(unknown)
+            raise ValueError(f"nothing to tune of {what}: conf/tune has {', '.join(known)}")
+        for path in options.prompts or ():
+            os.stat(path)
+        for costs in options.costs:
+            check_costs(costs)
+    else:
+        check_config(generate_config(options) if name == "generate" else options)
+
+
+def check_config(config: Mapping) -> None:
+    """Check the models, files and folders that a command's config names."""
+    if not config["model"]["target"]:
+        raise ValueError("give model.target=<hub id or folder>")
+    for role in ("target", "draft"):
+        if path := config["model"][role]:
+            check_folder(path)
+    path = (config.get("task") or {}).get("path")
+    if isinstance(path, str) and path not in ("", BUNDLED):
+        os.stat(found_path(path))
+    check_costs(config["costs"])
+    if (recording := config.get("recording")) and not Path(recording).exists():
+        raise ValueError(f"cannot read the recording {recording}: there is no such file or folder")
+    if runs := config.get("runs"):
+        check_run(Path(runs))
+
+
+def check_costs(costs: object) -> None:
+    """Check the name of costs, or their file."""
+    if isinstance(costs, str) and not Path(costs).is_dir():
+        Costs.load(costs)
+
+
+def check_run(path: Path) -> None:
+    """Check that a path is a file or a results folder."""
+    if not path.is_file() and not (path / "run.json").exists():
+        raise ValueError(f"{path} is not a results folder: it has no run.json")
+
+
+def generate_config(options: Namespace) -> dict:
+    """Return the config of 'ouroboros generate' as plain values."""
+    names = ["greedy"] * options.race + [options.decoder]
+    overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
+    overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
+    overrides += ["model=hf"] if options.target or options.draft else []
+    roles = {"target": options.target, "draft": options.draft}
+    overrides += [f"model.{role}='{name}'" for role, name in roles.items() if name]
+    config = composed([*overrides, *options.overrides])
+    if options.draft and not config["model"]["target"]:
+        raise ValueError(f"--draft {options.draft} needs --target, a larger model of its family")
+    return config
