@@ -6,6 +6,7 @@ decoders, but transformers' loop and cache. Tests of equality compare with its g
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,12 @@ from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 
 Stop = Callable[[list[int]], int | None]
+LOG = logging.getLogger("transformers.generation.utils")
+
+
+def not_own_deprecation(record: logging.LogRecord) -> bool:
+    """Return False for the deprecation warning about transformers' own calls of its assistant."""
+    return "Passing `generation_config` together" not in record.getMessage()
 
 
 class SharedNoise(LogitsProcessor):
@@ -185,6 +192,8 @@ class HFGenerate:
             calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
                 assistant = self.draft.model
+                LOG.addFilter(not_own_deprecation)
+                stack.callback(LOG.removeFilter, not_own_deprecation)
                 settings = GenerationConfig.from_dict(assistant.generation_config.to_dict())
                 for name, value in {"is_assistant": True, **self.settings}.items():
                     setattr(settings, name, value)

@@ -11,6 +11,7 @@ token trees cannot support raises an error that names it; one without effect log
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -247,7 +248,9 @@ class CustomGenerate:
             names = unknown(decoder, decoder_names())
             raise ValueError(f"there is no decoder {names}, or pass a Drafter")
         elif strange := [name for name in settings if name not in decoder_settings(decoder)]:
-            names = unknown(strange[0], decoder_settings(decoder), FIELDS)
+            theirs = "transformers' generation options (max_new_tokens, do_sample, ...)"
+            similar = {*FIELDS, *inspect.signature(generate).parameters}
+            names = unknown(strange[0], [*decoder_settings(decoder), theirs], similar)
             raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
         elif not needs_draft(decoder):
             self.draft = None
@@ -268,6 +271,8 @@ class CustomGenerate:
     ) -> torch.Tensor | Generated:
         config = generation_config or model.generation_config
         _check_supported(config)
+        if self.seed is not None and not config.do_sample:
+            log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)
         given = [None] * len(prompts) if self.streamer is None else self.streamer
         streamers: Sequence = given if isinstance(given, Sequence) else [given]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 from contextlib import suppress
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import ROOT
 from ouroboros.baselines import Greedy, HFGenerate, PromptLookup
+from ouroboros.baselines.hf import LOG
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import (
     DynamicCache,
@@ -316,6 +318,15 @@ def test_the_models_own_configuration_is_honoured_whole(models, door):
 
 
 @both_doors
+def test_a_seed_without_sampling_is_a_warning(models, door, caplog):
+    run(door, models[0], IDS, seed=3, max_new_tokens=2)
+    assert "seed=3 has no effect without do_sample=True" in caplog.text
+    caplog.clear()
+    run(door, models[0], IDS, seed=3, max_new_tokens=2, do_sample=True)
+    assert "seed" not in caplog.text
+
+
+@both_doors
 def test_a_row_that_ends_at_the_last_position_says_so(models, door, caplog):
     model, _, draft = models
     rule = {"draft": draft, "eos_token_id": None}
@@ -338,6 +349,19 @@ def test_a_peer_runs_under_the_choice_it_is_given_and_no_other(models, mode):
     trace = peer.run(CachedModel(model), IDS[0].tolist(), max_new=30)
     assert trace.tokens == plain(models[0], IDS[0].tolist(), 30)
     assert model.generation_config.to_dict() == before
+
+
+def test_transformers_deprecation_of_its_own_calls_is_not_logged(models):
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.Logger.warning_once.cache_clear()
+    LOG.addHandler(handler)
+    draft = CachedModel(copy.deepcopy(models[2]))
+    HFGenerate("assisted", draft=draft).run(CachedModel(models[0]), IDS[0].tolist(), max_new=8)
+    LOG.warning("another")
+    LOG.removeHandler(handler)
+    assert messages == ["another"] and not LOG.filters
 
 
 def padded(prompts: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:
@@ -562,6 +586,10 @@ OF_GENERATE = [
     ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a whole number"),
     ({"max_new_token": 8}, "did you mean max_new_tokens"),
     ({"max_node": 8}, "did you mean max_nodes"),
+    (
+        {"sede": 8},
+        r"mean seed\?\); choose from .*, transformers' generation options \(",
+    ),
     ({"gama": 4}, "no option 'gama'"),
     ({"pixel_values": torch.zeros(1)}, "no option 'pixel_values'"),
     ({"attention_mask": torch.ones(1, 3)}, r"shape \[1, 3\], input_ids \[1, 6\]"),

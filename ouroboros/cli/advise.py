@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -34,6 +35,7 @@ from ouroboros.tuning.footprint import config_of, footprint_of
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
+DURATION = "this takes a few minutes; visits=1, task.limit=3 or search=false shorten it"
 KEPT = ("model", "max_new", "threads")
 """Options that are repeated in the recommended command, besides those of sampling."""
 
@@ -71,6 +73,7 @@ def advise(options: dict) -> tuple[int, dict]:
     elif task is None:
         raise ValueError("task=null: give a task, as task=prompts task.path=FILE")
     else:
+        print(DURATION, file=sys.stderr)
         made, examples = task.load()
         loaded = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
         sampling = Sampling(**{field.name: options[field.name] for field in fields(Sampling)})

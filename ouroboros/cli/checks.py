@@ -75,7 +75,7 @@ def generate_config(options: Namespace) -> dict:
     """Return the config of 'ouroboros generate' as plain values."""
     names = ["greedy"] * options.race + [options.decoder]
     overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
-    overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
+    overrides += [f"temperature={options.temperature}", f"seed={options.seed or 0}"]
     overrides += ["model=hf"] if options.target or options.draft else []
     roles = {"target": options.target, "draft": options.draft}
     overrides += [f"model.{role}='{name}'" for role, name in roles.items() if name]

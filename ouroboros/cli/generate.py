@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -96,6 +97,8 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
     """Decode the prompt (with --race also greedily), and show the texts as they grow; return the
     exit code and None (no JSON document)."""
     config = RunConfig.from_mapping(generate_config(options))
+    if options.seed is not None and not config.sampling.temperature:
+        print("warning: --seed has no effect without --temperature above 0", file=sys.stderr)
     torch.set_num_threads(config.threads or torch.get_num_threads())
     console, prompt = Console(highlight=False), (options.prompt, "given")
     disable_progress_bar()

@@ -73,9 +73,11 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
     With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
     """
     from ouroboros.cli.checks import check
+    from ouroboros.cli.common import delay_loading_bars
 
     check(name, options)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
+    delay_loading_bars()
     code, document = command(options)
     if document is not None and (as_json or not sys.stdout.isatty()):
         print(json.dumps(document, ensure_ascii=False), flush=True)
@@ -168,7 +170,7 @@ def generate(add: Callable) -> None:
     add("--decoder", default="ouroboros", help="a name in conf/decoder (%(default)s)")
     add("--max-new", type=int, default=128, help="maximum number of new tokens (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0: greedy; above: sampling (%(default)s)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, help="seed of sampling (0)")
     add("--race", action="store_true", help="also run greedy decoding")
 
 

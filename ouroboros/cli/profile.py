@@ -13,12 +13,15 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.run import short_path
 from ouroboros.cli.bench import run_config
 
+DURATION = "this takes a few minutes; profile.visits=1, task.limit=1 or fewer decoders shorten it"
+
 
 def profile(options: dict) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
     and the JSON document."""
     what = ProfileOptions(**options.pop("profile"))
     config, _ = run_config(options)
+    print(DURATION, file=sys.stderr)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)
     tables = found.tables()
     tables["steps"] = tables["steps"].iloc[:, :7]

@@ -26,6 +26,7 @@ from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
 EXACT = ("model.standin=null", "model.dtype=float32")
+DURATION = "this takes hours; fewer --decoders, --trials or --limit=4 shorten it; rerun to resume"
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
@@ -49,6 +50,7 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
     paths = options.prompts or sorted(map(str, shipped))
     tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in paths}
     costs: Any = {Path(name).stem: load_costs(name) for name in options.costs}
+    print(DURATION, file=sys.stderr)
     pair = load_pair(config.model, with_draft=config.needs_draft)
     on = []
     for task in tasks.values():

@@ -129,6 +129,13 @@ def test_the_shipped_pair_runs_in_float32_unless_asked_otherwise(monkeypatch, ar
     assert seen[0].model.dtype == dtype
 
 
+def test_a_seed_without_sampling_is_a_warning(told):
+    code, _, err = told("def f", "--max-new", "2", "--seed", "3")
+    assert code == 0 and "warning: --seed has no effect without --temperature above 0" in err
+    assert "--seed" not in told("def f", "--max-new", "2", "--seed", "3", "temperature=1")[2]
+    assert "--seed" not in told("def f", "--max-new", "2")[2]
+
+
 def test_texts_that_differ_are_a_warning():
     one, two = runner_of("greedy"), runner_of("ouroboros")
     one.tokens, two.tokens = [1, 2, 3], [1, 3, 3]

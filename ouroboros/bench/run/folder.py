@@ -1,7 +1,7 @@
 """A results folder: the files of one run. A killed run loses only the samples being decoded.
 
     run.json        the resolved config, versions, machine, and whether the run is finished
-    samples.jsonl   one line per (prompt, decoder, repeat), flushed before the next one starts
+    samples.jsonl   one line per (prompt, decoder, repeat), flushed when its sequence ends
     failures.jsonl  the traceback of each failed sample, if any failed
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: the verdict on each completion
