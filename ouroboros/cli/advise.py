@@ -73,9 +73,9 @@ def advise(options: dict) -> tuple[int, dict]:
     elif task is None:
         raise ValueError("task=null: give a task, as task=prompts task.path=FILE")
     else:
-        print(DURATION, file=sys.stderr)
         made, examples = task.load()
         loaded = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
+        print(DURATION, file=sys.stderr)
         sampling = Sampling(**{field.name: options[field.name] for field in fields(Sampling)})
         limits = {"max_new": options["max_new"], "sampling": sampling}
         bench = Bench(loaded.target, loaded.models, made, examples, {}, **limits)

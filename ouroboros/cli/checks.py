@@ -13,9 +13,9 @@ from typing import Any
 
 from ouroboros.bench.tasks.dataset import BUNDLED, found_path
 from ouroboros.cli.common import composed
-from ouroboros.conf import FOLDER
 from ouroboros.costs import Costs
 from ouroboros.engine.loading import check_folder
+from ouroboros.tuning.search import SPACES
 
 
 def check(name: str, options: Any) -> None:
@@ -30,10 +30,9 @@ def check(name: str, options: Any) -> None:
     elif name == "audit":
         check_run(Path(options.folder))
     elif name == "tune":
-        known = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
-        if unknown := [decoder for decoder in options.decoders if decoder not in known]:
-            what = ", ".join(unknown)
-            raise ValueError(f"nothing to tune of {what}: conf/tune has {', '.join(known)}")
+        if unknown := [decoder for decoder in options.decoders if decoder not in SPACES]:
+            known = ", ".join(SPACES)
+            raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
         for path in options.prompts or ():
             os.stat(path)
         for costs in options.costs:

@@ -50,8 +50,8 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
     paths = options.prompts or sorted(map(str, shipped))
     tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in paths}
     costs: Any = {Path(name).stem: load_costs(name) for name in options.costs}
-    print(DURATION, file=sys.stderr)
     pair = load_pair(config.model, with_draft=config.needs_draft)
+    print(DURATION, file=sys.stderr)
     on = []
     for task in tasks.values():
         for temperature in options.temperatures:

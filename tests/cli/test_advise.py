@@ -106,7 +106,7 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["costs=x.yaml", "machine.bandwidth_gb_s=9"], "not both"),
+        (["costs=epyc", "machine.bandwidth_gb_s=9"], "not both"),
         (["runs=target"], "not a results folder"),
         (["visits=0"], "visits"),
         (["rates=7", "runs=counts"], "rates=7: give two shares"),
