@@ -55,7 +55,8 @@ class Runner:
     def __init__(
         self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
     ) -> None:
-        self.name, self.dtype = name, str(target.dtype).removeprefix("torch.")
+        self.name, self.exact = name, target.exact
+        self.dtype = str(target.dtype).removeprefix("torch.")
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
@@ -213,7 +214,7 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
             yield Text(f"{name}: {SOURCES[name][1]}", DRAFTED[name])
     dtype = runners[0].dtype
     yield from (f"{runner.name}: {', '.join(runner.figures())}, {dtype}" for runner in runners)
-    if dtype not in ("float32", "float64"):
+    if not runners[0].exact and dtype not in ("float32", "float64"):
         yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
         yield "model.dtype=float32 avoids this"
     if len(runners) > 1:

@@ -33,10 +33,12 @@ from ouroboros.instantiate import check_whole
 from ouroboros.tuning.advise import batch_table
 from ouroboros.tuning.evidence import Evidence
 
+NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
+
 
 def replay(options: dict) -> tuple[int, dict]:
-    """Replay each decoder; print the tables and, with a `results_dir`, write them; return 0 and the
-    JSON document."""
+    """Replay each decoder; print the tables and, with a `results_dir`, write them; return the exit
+    code (2 if a decoder could not be replayed) and the JSON document."""
     if not options["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
@@ -74,7 +76,7 @@ def replay(options: dict) -> tuple[int, dict]:
         "draft": draft,
         "rates": {"": rates} if rates else None,
     }
-    evidence, samples = {}, {}
+    evidence, samples, failures = {}, {}, list[ValueError]()
     decoders = with_pools(options["decoder"], draft, tokenizer)
     for name, config in decoders.items():
         recorded = runs_of(recording, name)
@@ -82,9 +84,14 @@ def replay(options: dict) -> tuple[int, dict]:
         evidence[name] = Evidence(recorded, **given)  # type: ignore[arg-type]
         evidence[name].check(name, config)
     for name, config in decoders.items():
-        samples[name] = evidence[name].counts(name, config, {}, progress=True)
+        try:
+            samples[name] = evidence[name].counts(name, config, {}, progress=True)
+        except ValueError as error:  # a prediction is missing; the other decoders are shown
+            failures.append(error)
+    if not samples:
+        raise failures[0]
 
-    texts = {name: own.recorded for name, own in evidence.items()}
+    texts = {name: evidence[name].recorded for name in samples}
     ratio = spec.draft_cost
     if ratio is None and folder:
         ratio = COST_RATIO if pair.get("draft_cost") is None else pair["draft_cost"]
@@ -110,9 +117,11 @@ def replay(options: dict) -> tuple[int, dict]:
                 text = text_of(tokenizer, sample.new_tokens)
                 out.append(SAMPLES, replace(sample, text=text).to_dict())
         out.write_json("replay.json", document | {"provenance": provenance()})
-    where = short_path(out.path / "replay.json") if out else "results_dir=FOLDER writes them"
-    print(f"all counts: {where}", file=sys.stderr)
-    return 0, {"recording": path.name, **document}
+    where = f"all counts: {short_path(out.path / 'replay.json')}" if out else NOT_WRITTEN
+    print(where, file=sys.stderr)
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    return 2 if failures else 0, {"recording": path.name, **document}
 
 
 def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:

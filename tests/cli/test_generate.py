@@ -41,7 +41,7 @@ def test_a_character_is_shown_when_it_is_whole(monkeypatch):
     steps = [SimpleNamespace(sources=["draft"] * len(ids))]
     trace = SimpleNamespace(new_tokens=ids, steps=steps)
     monkeypatch.setattr(generate, "stream", lambda *args, **options: iter([trace]))
-    target = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32")
+    target = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32", exact=False)
     pieces = [text for text, _ in Runner("x", target, RootOnly(), []).step()]
     assert "".join(pieces) == "ü🎉a", "no garbage where it ends inside a character"
     assert pieces.count("") == len(ids) - 3
@@ -104,9 +104,11 @@ def test_the_command_writes_text_figures_and_the_dtype(told):
     code, out, _ = told("def f", "--max-new", "8")
     assert code == 0 and out.startswith("def f") and "\x1b" not in out
     assert "ouroboros: 8 tokens in " in out and "tokens per target call, " in out
-    code, out, _ = told("def f", "model.dtype=bfloat16", "--max-new", "8")
+    code, out, _ = told("def f", "model.dtype=bfloat16", "model.engine=eager", "--max-new", "8")
     assert code == 0 and "per target call, bfloat16" in out
     assert "warning: in bfloat16, rounding may resolve a near tie" in out
+    code, out, _ = told("def f", "model.dtype=bfloat16", "model.engine=fused", "--max-new", "8")
+    assert code == 0 and "warning" not in out, "calls are exact"
 
 
 @pytest.mark.parametrize(

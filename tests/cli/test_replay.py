@@ -123,6 +123,18 @@ def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
     assert "record_predictions=true timing=false, or give rates=[0.7,0.04]" in err
 
 
+def test_a_decoder_that_lacks_a_prediction_does_not_lose_the_others(
+    run_bench, run_replay, saved_pair
+):
+    recording = [*TINY, "record_predictions=true", "results_dir=short"]
+    assert run_bench("decoder=[greedy,lookahead]", *recording)[0] == 0
+    code, document, err = run_replay(
+        "recording=short", "decoder=[greedy,lookahead]", "decoder.lookahead.window_size=9"
+    )
+    assert code == 2 and list(document["decoders"]) == ["greedy"]
+    assert "error: Lookahead asks for a prediction that the recording does not hold" in err
+
+
 def test_the_table_has_the_headings_of_reports_and_fits_on_100_columns(call, saved_pair):
     (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     options = ["recording=one.jsonl", "decoder=[prompt_lookup_adaptive]", "costs=epyc"]
