@@ -86,10 +86,8 @@ class Surface:
         array([10., 20., 30.])
         """
         largest = int(min([nodes, *(max(row) for row in self.ms.values())]))
-        known, half = (
-            self.calls_ms(np.arange(1, largest + 1), min(context, max(self.ms))),
-            largest // 2,
-        )
+        sizes, half = np.arange(1, largest + 1), largest // 2
+        known = self.calls_ms(sizes, min(context, max(self.ms)))
         each = (known[-1] - known[half - 1]) / (largest - half) if half else 0.0
         return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
 

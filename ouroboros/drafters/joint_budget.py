@@ -70,17 +70,18 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
     order = sorted(range(len(rows)), key=lambda row: -gains[row] / counts[row])
     planning_ms = 0.0 if any(row.drafting_ms for row in rows) else len(rows) * joint.host_ms
     price = joint.size * _tokens_per_cost(states)
-    gain, nodes, most, call_ms, taken = 0.0, 0, 0.0, 0.0, 0
+    gain, nodes, best = 0.0, 0, (0.0, 0.0, 0)  # worth, milliseconds of the call, sequences
     for count, row in enumerate(order, start=1):
         gain += gains[row]
         nodes += counts[row]
         spent_ms = joint.draft_ms[nodes - 1].item()
         worth = CALL_FACTOR * gain - price * (spent_ms + planning_ms) / joint.plain_ms
-        if worth > most:
-            most, call_ms, taken = worth, spent_ms, count
-    for row in order[:taken]:
-        rows[row].drafting_ms += call_ms
-    return [row in order[:taken] for row in range(len(rows))]
+        if worth > best[0]:
+            best = worth, spent_ms, count
+    taken = set(order[: best[2]])
+    for row in taken:
+        rows[row].drafting_ms += best[1]
+    return [row in taken for row in range(len(rows))]
 
 
 def share_nodes(rows: Sequence[Any]) -> list[int]:

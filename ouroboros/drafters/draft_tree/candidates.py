@@ -98,10 +98,9 @@ class Weights:
 def fill_tables(s) -> None:
     """Fill the lookup tables `recency` (weight of an occurrence by the number of newer ones) and
     `level_of` (index in ORDERS by match length)."""
-    for age in range(state.CANDIDATES):
-        s.recency[age] = FADE**age
-    for length in range(len(s.level_of)):
-        s.level_of[length] = sum(length >= order for order in state.ORDERS) - 1
+    s.recency[:] = [FADE**age for age in range(state.CANDIDATES)]
+    lengths = range(state.LONGEST + 1)
+    s.level_of[:] = [sum(n >= order for order in state.ORDERS) - 1 for n in lengths]
 
 
 @jit

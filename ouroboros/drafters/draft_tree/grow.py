@@ -13,6 +13,7 @@ Decisions depend on counts, estimates and given costs, never on a clock.
 
 from __future__ import annotations
 
+from functools import partial
 from heapq import heappop, heappush
 
 from ouroboros.drafters.draft_tree import state
@@ -210,7 +211,7 @@ def make_node(s, m, token, parent):
     return node
 
 
-@jit
+@partial(jit, lists=True)
 def _push_children(s, heap, ticks, node):
     """Push a node's children onto the heap, numbered from `ticks` to break ties; return the next
     number.
@@ -232,7 +233,7 @@ def _push_children(s, heap, ticks, node):
     return ticks
 
 
-@jit
+@partial(jit, lists=True)
 def _grow(s, m):
     """Grow the tree from the root, which must exist as node 0; write its nodes to `order`."""
     s.tree_size = 1

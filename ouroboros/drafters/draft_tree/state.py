@@ -172,10 +172,12 @@ PACKAGE = Path(__file__).parent
 CACHE = cache_folder([noise.SOURCE, PACKAGE.parent / "pool.py", *sorted(PACKAGE.glob("*.py"))])
 
 
-def jit(function: Function) -> Function:
-    """Compile a function at its first call, or load its cached machine code."""
+def jit(function: Function, *, lists: bool = False) -> Function:
+    """Compile a function at its first call, or load its cached machine code. `lists`: whether it
+    makes or extends a list; otherwise numba counts no references, which would take half of the time
+    because each call with a `Memory` counts those of all its arrays."""
     with cached_in(CACHE) as options:
-        return numba.njit(**options)(function)  # type: ignore[return-value]
+        return numba.njit(**options | {"_nrt": lists})(function)  # type: ignore[return-value]
 
 
 class HostCall:
