@@ -201,13 +201,14 @@ def measured_evidence(
             raise ValueError(f"{sample.decoder} failed on {sample.example}: {sample.error}")
     live, prompts = completed(samples), {e.id: prompt_ids(tokenizer, e) for e in bench.examples}
     limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
-    dtype, recording = str(target.dtype).removeprefix("torch."), {}
+    made = str(target.dtype).removeprefix("torch."), str(target.describe_engine()["engine"])
+    recording = {}
     for name, own in live.items():
         runs = []
         for s in own:
             text = s.example, tuple(prompts[s.example]), s.new_tokens, s.finish, s.repeat
             runs.append(RecordedRun(*text, predictions.get(s.key, {}), s.group))
-        recording[name] = RecordedRuns(runs, *limits, dtype)
+        recording[name] = RecordedRuns(runs, *limits, *made)
     rates = rates or _measured_rates(recording)
     evidence = Evidence(runs_of(recording), timed, draft, timed, rates)
     if costs is not None:

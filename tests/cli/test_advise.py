@@ -110,6 +110,7 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
         (["runs=target"], "not a results folder"),
         (["visits=0"], "visits"),
         (["rates=7", "runs=counts"], "rates=7: give two shares"),
+        (["rates=[1.5,0.1]", "runs=counts"], "give two shares from 0 to 1"),
         (["runs=counts", "costs=none.yaml"], "costs=none.yaml is neither a file"),
         (["nodes=8"], "nodes=8: give a list"),
     ],

@@ -57,7 +57,7 @@ class RecordedRuns:
 
     `max_new` is their limit of new tokens (None: the length of each run), `max_len` the model's
     limit of prompt and new tokens together. `dtype` is the models' dtype, such as "bfloat16"; None
-    if unknown.
+    if unknown. `engine` is the target's engine, such as "fused".
     """
 
     runs: Sequence[RecordedRun]
@@ -67,11 +67,13 @@ class RecordedRuns:
     vocab_size: int = ANY
     eos: frozenset[int] = frozenset()
     dtype: str | None = None
+    engine: str = "eager"
 
     def target(self, tokenizer=None) -> ScriptedModel:
         """Return a target that computes nothing, with the recorded context length and
         vocabulary."""
-        return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
+        facts: dict = {"vocab_size": self.vocab_size, "engine": self.engine}
+        return ScriptedModel(self.max_len, **facts, tokenizer=tokenizer)
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
         """Load a pair's draft. Raises `ValueError` if its vocabulary is not the recording's."""
@@ -165,11 +167,11 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
         runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
     model, sampling = run["model"], Sampling(**run["sampling"])
     limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
-    found = {}
+    engine, found = folder.engines().get("target", "eager"), {}
     for name, own in runs.items():
         ends = {r.new_tokens[-1] for r in own if r.finish == "eos"}  # if no ids were recorded
         eos = frozenset(model.get("eos", ends))
-        found[name] = RecordedRuns(own, sampling, *limits, eos, model.get("dtype"))
+        found[name] = RecordedRuns(own, sampling, *limits, eos, model.get("dtype"), engine)
     return found
 
 

@@ -59,9 +59,12 @@ class OffTextRates:
         """Return the rates from `shares`, (after_right, after_wrong); None if it is None. Raises
         `ValueError` for anything else."""
         try:
-            return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
+            found = None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
+            if found and not all(0 <= share <= 1 for share in vars(found).values()):
+                raise ValueError("a share is from 0 to 1")
+            return found
         except (TypeError, ValueError) as error:
-            remedy = "give two shares, as rates=[0.7,0.04]"
+            remedy = "give two shares from 0 to 1, as rates=[0.7,0.04]"
             raise ValueError(f"rates={shares}: {remedy}") from error
 
     @classmethod

@@ -17,12 +17,20 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel(TreeModel):
-    """Replaces a `CachedModel`. It counts calls and forward passes as the eager engine does, and
-    computes the inputs of a call (depths, and ancestors of new nodes if the tree branches), but no
-    logits."""
+    """Replaces a `CachedModel`. It counts calls and forward passes as the eager engine does (or, if
+    `engine` is "fused", that one), and computes the inputs of a call (depths, and ancestors of new
+    nodes if the tree branches), but no logits."""
 
-    def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
+    def __init__(
+        self,
+        max_len: int = ANY,
+        *,
+        vocab_size: int = ANY,
+        tokenizer=None,
+        engine: str = "eager",
+    ) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
+        self.engine = engine
 
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
@@ -30,7 +38,7 @@ class ScriptedModel(TreeModel):
         """Count the call; return no logits, because the selector looks up the tokens."""
         missing = 0 if sequence.calls else len(tokens) - 1
         sequence.calls += 1
-        sequence.forwards += 2 if fed_apart(missing, tree) else 1
+        sequence.forwards += 2 if self.engine != "fused" and fed_apart(missing, tree) else 1
         sequence.caught_up += missing
         sequence.scored += len(tree)
         tree.depths()

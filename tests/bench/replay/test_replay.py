@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from bench_models import TextTask
+from bench_models import TextTask, tiny_pair
 from ouroboros.baselines import (
     Greedy,
     HFGenerate,
@@ -101,6 +101,22 @@ def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) ->
             assert trace.finish == sample.finish
             assert counts(trace.steps) == counts(sample.steps), (name, recording.example)
     return [s.finish for s in live.values()]
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_a_long_prompt_takes_the_forward_passes_of_the_recorded_engine(tmp_path, engine):
+    pair = tiny_pair()
+    for model in pair if engine == "fused" else ():
+        model.prepack()
+    made = {"greedy": Greedy, "paper": readers(pair[1])["paper"]}
+    task = TextTask("abcab" * 40, max_new=6)
+    folder, prompts = recorded(tmp_path, pair, made, task, record_predictions=True)
+    live = {s.decoder: s.steps for s in folder.load_samples()}
+    for name, make in made.items():
+        runs = from_folder(folder, prompts, name)
+        steps = replay_run(make(), runs, runs.runs[0]).steps
+        assert runs.engine == engine
+        assert [s.target_forwards for s in steps] == [s.target_forwards for s in live[name]]
 
 
 HOT = Sampling(seed=5, temperature=1.2, top_k=50)
