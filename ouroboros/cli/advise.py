@@ -35,7 +35,8 @@ from ouroboros.tuning.footprint import config_of, footprint_of
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
-DURATION = "this takes a few minutes; visits=1, task.limit=3 or search=false shorten it"
+DURATION = """\
+with its defaults this takes a few minutes; visits=1, task.limit=3 or search=false shorten it"""
 KEPT = ("model", "max_new", "threads")
 """Options that are repeated in the recommended command, besides those of sampling."""
 

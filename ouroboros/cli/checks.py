@@ -72,6 +72,8 @@ def check_run(path: Path) -> None:
 
 def generate_config(options: Namespace) -> dict:
     """Return the config of 'ouroboros generate' as plain values."""
+    if words := [one for one in options.overrides if "=" not in one]:
+        raise ValueError(f"{words[0]}: put the prompt in quotes, and write options as NAME=VALUE")
     names = ["greedy"] * options.race + [options.decoder]
     overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed or 0}"]

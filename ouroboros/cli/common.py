@@ -118,6 +118,8 @@ def one_line(error: BaseException) -> str:
         text = "the disk is full: free some space and rerun; what was written is kept"
     elif isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}; give another path"
+    elif word := re.search(r"Error parsing override '(.+?)' missing EQUAL", text):
+        text = f"{word[1]}: write options as NAME=VALUE"
     elif option := re.search(r"Could not override '([^']+)'", text):
         parent = getattr(error.__cause__, "parent_node", None)
         options = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []

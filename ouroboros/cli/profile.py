@@ -13,7 +13,8 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.run import short_path
 from ouroboros.cli.bench import run_config
 
-DURATION = "this takes a few minutes; profile.visits=1, task.limit=1 or fewer decoders shorten it"
+DURATION = """\
+with its defaults this takes a few minutes; profile.visits=1 or fewer decoders shorten it"""
 
 
 def profile(options: dict) -> tuple[int, dict]:

@@ -99,7 +99,7 @@ def replay(options: dict) -> tuple[int, dict]:
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
     document["decoders"] = known(table).to_dict("index")
-    print(document["title"])
+    print(document["title"], end="\n\n")
     print_table(terminal_columns(table))
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)

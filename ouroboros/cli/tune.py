@@ -26,7 +26,8 @@ from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
 EXACT = ("model.standin=null", "model.dtype=float32")
-DURATION = "this takes hours; fewer --decoders, --trials or --limit=4 shorten it; rerun to resume"
+DURATION = """\
+with its defaults this takes hours; fewer --decoders, --trials or --limit shorten it"""
 TITLE = """\
 # Tuning on {texts} recorded development texts
 

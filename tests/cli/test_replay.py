@@ -141,7 +141,7 @@ def test_the_table_has_the_headings_of_reports_and_fits_on_100_columns(call, sav
     _, out, err = call("replay", *options)
     *shown, _ = out.splitlines()
     assert max(map(len, shown)) <= 100
-    headings = re.split("  +", shown[1].strip())
+    headings = re.split("  +", shown[2].strip())
     assert headings[:2] == ["decoder", "tokens/call"] and headings[-1] == "predicted speedup"
     assert "results_dir=FOLDER writes" in err
 
