@@ -49,6 +49,9 @@ def test_completions_of_any_engine_are_judged(audited, completions, saved_pair, 
     assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
     assert found["verdicts"]["wrong"] == {"identical": 2, "BUG": 1}
     text = (saved_pair / "short.audit" / "audit.md").read_text()
+    heads, _, first, second = (line.split("|") for line in text.splitlines()[2:6])
+    column = [head.strip() for head in heads].index("compared with")
+    assert first[column].strip() == "the model in float64" and second[column].strip() == "plain"
     assert "greedy-equivalent" in text.splitlines()[2] and "missing" in text
 
 

@@ -9,7 +9,7 @@ from measured import RUN, greedy_and_fast, measured, sample, three_decoders, wri
 
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.report import make_report, render, run_section
-from ouroboros.bench.report.summary import interval_of, summarise
+from ouroboros.bench.report.summary import audit_cell, interval_of, summarise
 from ouroboros.bench.report.tables import run_tables, terminal_tables
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
@@ -185,3 +185,11 @@ def test_groups_have_their_own_speedups():
     _, shown = terminal_tables(summary)
     assert [column.header for column in shown.columns] == ["group", "samples", "greedy", "fast"]
     assert list(shown.columns[-1].cells) == ["2.00x", "3.00x"]
+
+
+def test_a_verdict_on_greedy_names_float64():
+    counts = {"identical": 1, "numeric tie": 2}
+    assert audit_cell("greedy", counts) == "2 ties of 3 (float64)"
+    assert audit_cell("racer", counts) == "2 ties of 3"
+    assert audit_cell("greedy", {"reference": 3}) == "reference"
+    assert audit_cell("greedy", {}) is None
