@@ -48,8 +48,9 @@ def check_config(config: Mapping) -> None:
     for role in ("target", "draft"):
         if path := config["model"][role]:
             check_folder(path)
-    path = (config.get("task") or {}).get("path")
-    if isinstance(path, str) and path not in ("", BUNDLED):
+    task = config.get("task") or {}
+    ours, path = str(task.get("_target_")).startswith("ouroboros."), task.get("path")
+    if ours and isinstance(path, str) and path not in ("", BUNDLED):
         os.stat(found_path(path))
     check_costs(config["costs"])
     if (recording := config.get("recording")) and not Path(recording).exists():
