@@ -271,6 +271,11 @@ class CustomGenerate:
     ) -> torch.Tensor | Generated:
         config = generation_config or model.generation_config
         _check_supported(config)
+        if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
+            raise ValueError(
+                "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
+                "are not supported: they would have no effect"
+            )
         if self.seed is not None and not config.do_sample:
             log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)

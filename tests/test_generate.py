@@ -618,6 +618,18 @@ def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
         generate("a/folder", IDS)
 
 
+def test_inputs_that_another_object_prepares_are_refused():
+    """As with PEFT's prompt tuning, which puts embeddings before the prompt and puts back the
+    model's own method afterwards."""
+    model, own = llama(), llama().prepare_inputs_for_generation
+    rule = {"max_new_tokens": 4, "custom_generate": custom_generate()}
+    model.prepare_inputs_for_generation, own = own, model.prepare_inputs_for_generation
+    with pytest.raises(ValueError, match="soft prompts, which are not supported"):
+        model.generate(IDS, **rule)
+    model.prepare_inputs_for_generation = own
+    assert model.generate(IDS, **rule)[0].tolist() == plain(model, PROMPTS[0], 4)
+
+
 def test_settings_of_a_named_decoder_replace_tuned_ones():
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
