@@ -230,6 +230,17 @@ def test_a_write_to_one_kind_of_weights_is_noticed(part):
         assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
 
 
+def test_a_write_to_weights_made_in_inference_mode_is_noticed():
+    with torch.inference_mode():
+        model = llama()
+    cached, prompt = CachedModel(model), prompt_of(25, 7)
+    for _ in range(2):
+        assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
+        with torch.inference_mode():
+            for weight in model.parameters():
+                weight.mul_(-1.5)
+
+
 def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
     model = llama()
     cached, prompt, embed = CachedModel(model), prompt_of(25, 7), model.get_input_embeddings()

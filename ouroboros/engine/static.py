@@ -123,14 +123,14 @@ def model_state(model: torch.nn.Module) -> tuple:
     through `weight.data`), `module_facts` and `shape_of`."""
     plain = (torch.nn.Parameter, torch.Tensor)
     held = (*model.parameters(), *model.buffers())
-    weights = [w for w in held if type(w) in plain and not w.is_inference()]
+    weights = [w for w in held if type(w) in plain]
     by_kind = defaultdict(list)
     for weight in weights:
         if weight.is_contiguous() and not weight.is_meta:
             elements = weight.detach().view(-1)[:: max(1, weight.numel() // SAMPLES)]
             by_kind[weight.device, weight.dtype].append(elements)
     samples = [torch.cat(own).tolist() for own in by_kind.values()]
-    writes = [weight._version for weight in weights]
+    writes = [weight._version for weight in weights if not weight.is_inference()]
     return weight_addresses(model), writes, samples, module_facts(model), shape_of(model)
 
 
