@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -194,15 +194,29 @@ def summarised(
     homes = [run.measured.folder for run in runs]
     parents = [home.parent if home.name.isdigit() else None for home in homes]
     sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
-    named: dict[int, str] = {}
+    named, sweep_names = dict[int, str](), short_names(sweeps)
     for folder in dict.fromkeys(sweeps):
         members = [index for index, sweep in enumerate(sweeps) if sweep == folder]
-        prefix = f"{folder.name}: " if folder and len(members) < len(runs) else ""
+        prefix = f"{sweep_names[folder]}: " if folder and len(members) < len(runs) else ""
         depth, most = (2, MOST_NAMED) if folder else (1, 0)
-        folders = ["/".join(homes[index].parts[-depth:]) for index in members]
+        short = short_names([homes[index] for index in members], depth)
+        folders = [short[homes[index]] for index in members]
         names = labels([runs[index].measured.run for index in members], folders, most=most)
         named |= {index: prefix + name for index, name in zip(members, names, strict=True)}
     return [replace(r, label=named[n], sweep=sweeps[n]) for n, r in enumerate(runs)]
+
+
+def short_names(folders: Iterable[Path | None], depth: int = 1) -> dict[Path, str]:
+    """Return {folder: the last `depth` parts of its path, or as many as make all names different},
+    without None.
+
+    >>> list(short_names([Path("/old/gsm8k"), Path("/new/gsm8k")]).values())
+    ['old/gsm8k', 'new/gsm8k']
+    """
+    parts = {folder: folder.absolute().parts for folder in folders if folder}
+    while len({own[-depth:] for own in parts.values()}) < len({*parts.values()}):
+        depth += 1
+    return {folder: "/".join(own[-depth:]) for folder, own in parts.items()}
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
@@ -285,8 +299,8 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
     """Return the sections: a comparison of the runs outside sweeps, each sweep, each run."""
     alone = [run for run in runs if not run.sweep]
     parts = [_several(alone)] if len(alone) > 1 else []
-    for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
-        parts.append(_several([run for run in runs if run.sweep == folder], folder))
+    for folder, name in short_names(run.sweep for run in runs).items():
+        parts.append(_several([run for run in runs if run.sweep == folder], name))
     for run in runs:
         name = run.label if len(runs) > 1 else ""
         part = run_section(run, label=name, drawn=() if run.sweep else PLOTS)
@@ -324,16 +338,16 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
-    """Return the section that compares `runs`: the jobs in the sweep's folder `sweep` or, if that
-    is None, separate runs.
+def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
+    """Return the section that compares `runs`: the jobs of the sweep with the name `sweep` or, if
+    that is "", separate runs.
 
     It has tables with a row per run and, if a single setting varies, line plots. Runs are
     identified by their settings, or by name if they are no sweep or too many settings vary.
     """
     settings = swept([run.measured.run.get("config", {}) for run in runs])
-    name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
-    by_settings = sweep is not None and 0 < len(settings) <= MOST_COLUMNS
+    name, names = slug(sweep) if sweep else "comparison", [run.label for run in runs]
+    by_settings = bool(sweep) and 0 < len(settings) <= MOST_COLUMNS
     shown = settings if by_settings else [Setting("run", names, ["run"])]
     others = [one for one in settings if "batch_size" not in one.members]
     batches = _batches(name, others, runs) if len(others) < len(settings) else []
@@ -344,7 +358,7 @@ def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
     if sweep:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
         what = "; ".join(values) if by_settings else f"{len(settings)} settings"
-        title = f"Sweep of {what} ({sweep.name})"
+        title = f"Sweep of {what} ({sweep})"
         notes = [f"{len(runs)} runs, the first: {runs[0].facts.title}."]
     else:
         title = f"Comparison of {len(runs)} runs: {', '.join(names)}"

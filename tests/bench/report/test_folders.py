@@ -108,6 +108,22 @@ def test_a_sweep_of_batch_sizes_is_drawn_for_each_other_setting(tmp_path):
 
 
 @pytest.mark.slow
+def test_folders_of_the_same_name_are_all_reported(tmp_path, capsys):
+    for place in ("old", "new"):
+        write(tmp_path / place / "run")
+        sweep(tmp_path / place / "sweep", values=(2, 4))
+    assert report(tmp_path) == 0
+    found = tmp_path / "report"
+    assert set(json.loads((found / "summary.json").read_text())) == {
+        f"{place}/{name}"
+        for place in ("old", "new")
+        for name in ("run", "sweep: gamma=2", "sweep: gamma=4")
+    }
+    for place in ("old", "new"):
+        assert (found / f"tables/{place}-sweep-calls_per_token.csv").exists()
+        assert (found / f"tables/{place}-run-counts.csv").exists()
+
+
 def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
