@@ -112,17 +112,20 @@ def audit_markdown(
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)
-        judged, same = sum(counts.values()) - counts.get("in law", 0), counts.get("identical", 0)
+        same, ties, bugs = (counts.get(word, 0) for word in ("identical", "numeric tie", "BUG"))
+        differ = ties + bugs
         verdicts.append(
             {
                 "decoder": name,
                 "compared with": FLOAT64 if name == reference else reference,
                 "verdict": verdict(counts),
-                "completions": judged,
+                "completions": sum(counts.values()) - counts.get("in law", 0),
                 "identical": same,
-                "ties": counts.get("numeric tie", 0),
-                "BUG": counts.get("BUG", 0),
-                "share that differs": f"{100 * (1 - same / judged):.1f} %" if judged else "-",
+                "ties": ties,
+                "BUG": bugs,
+                "share that differs": f"{100 * differ / (same + differ):.1f} %"
+                if same + differ
+                else "-",
                 **({"greedy-equivalent": greedy_equivalent(counts)} if greedy else {}),
             }
         )

@@ -18,7 +18,7 @@ from ouroboros.baselines.hf import HFGenerate
 from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros
-from ouroboros.audit.report import audit_markdown, control_table, tally, verdict
+from ouroboros.audit.report import Row, audit_markdown, control_table, tally, verdict
 from ouroboros.bench.run import audit as auditing
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
@@ -194,6 +194,13 @@ def test_a_run_without_plain_decoding_has_no_audit(pair, tmp_path):
 )
 def test_the_verdict_in_words(counts, words):
     assert verdict(counts) == words
+
+
+def test_the_share_that_differs_is_of_the_completions_that_were_compared():
+    words = ["identical"] * 3 + ["numeric tie", "not measured", "not judged"]
+    rows = [Row(str(n), 0, {"fast": {"verdict": word}}) for n, word in enumerate(words)]
+    cells = audit_markdown("title", rows, ["fast"]).split("\n")[4].split("|")
+    assert [cell.strip() for cell in cells[4:9]] == ["6", "3", "1", "0", "25.0 %"]
 
 
 def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkeypatch):
