@@ -26,6 +26,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, dtype_of, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, new_folder, print_table
+from ouroboros.cli.replay import check_draft
 from ouroboros.costs import Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
@@ -70,6 +71,8 @@ def advise(options: dict) -> tuple[int, dict]:
     own_task = task if any(option.startswith("task") for option in overrides) else None
     given: dict[str, Any] = {"costs": costs, "rates": rates}
     if options["runs"]:
+        if any(map(needs_draft, decoders.values())):
+            check_draft(spec, ResultsFolder(options["runs"]).load_run(), overrides)
         evidence = recorded_evidence(options["runs"], spec, decoders, task=own_task, **given)
     elif task is None:
         raise ValueError("task=null: give a task, as task=prompts task.path=FILE")

@@ -6,6 +6,7 @@ The options are in conf/hydra/help/replay.yaml.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ouroboros.bench.replay.replay import OffTextRates, replay_table
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft, read_curve
 from ouroboros.bench.report.tables import cell
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import provenance
+from ouroboros.bench.run.identity import content_hash, provenance
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.run.run import short_path
@@ -55,7 +56,7 @@ def replay(options: dict) -> tuple[int, dict]:
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
     task = TaskSpec.from_mapping(options["task"]) if options.get("task") else None
     recording = read_recording(path, tokenizer, task=task, limit=options["limit"])
-    pair = folder.load_run()["model"] if folder else {}
+    run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
     drafts = any(map(needs_draft, options["decoder"].values()))
@@ -68,7 +69,7 @@ def replay(options: dict) -> tuple[int, dict]:
         except TypeError as error:
             raise ValueError(f"draft: {error}") from error
     elif drafts:
-        check_draft(spec.draft, pair.get("draft"), HydraConfig.get().overrides.task)
+        check_draft(spec, run, HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
     rates = OffTextRates.given(options["rates"])
     given = {
@@ -93,8 +94,8 @@ def replay(options: dict) -> tuple[int, dict]:
 
     texts = {name: evidence[name].recorded for name in samples}
     ratio = spec.draft_cost
-    if ratio is None and folder:
-        ratio = COST_RATIO if pair.get("draft_cost") is None else pair["draft_cost"]
+    if ratio is None and folder:  # null: the run had no draft; older runs do not record it
+        ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
@@ -136,12 +137,22 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def check_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
-    """Raise `ValueError` if the draft model `name` is not the `recorded` one; only warn if one of
-    the command's overrides sets the model."""
-    if not recorded or Path(recorded).name == Path(name or recorded).name:
+def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> None:
+    """Raise `ValueError` if a pair's draft is not the one of the recorded `run`, a run.json: by
+    content or, if that is unknown, by name. Only warn if one of the command's overrides sets the
+    model."""
+    recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
+    if not recorded or path is None:
         return
-    what = f"the recorded run drafted with {recorded}, this replay with {name}"
+    if (content := run.get("contents", {}).get("model.draft")) and path.exists():
+        same = content_hash(path) == content
+    else:
+        same = path.name == Path(recorded).name
+    if same:
+        return
+    what = f"the recorded run drafted with {recorded}, this replay with {spec.draft}"
+    what += ", whose files differ" if path.name == Path(recorded).name else ""
     if not any(override.startswith("model") for override in overrides):
-        raise ValueError(f"{what}: give model.draft=<its folder or id>, or model.draft={name}")
+        remedy = f"give model.draft=<its folder or id>, or model.draft={spec.draft}"
+        raise ValueError(f"{what}: {remedy}")
     print(f"warning: {what}", file=sys.stderr)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from ouroboros.bench.run.pair import PairSpec
 from ouroboros.cli.replay import check_draft
 
 WINDOW = "decoder.lookahead.window_size=3"
@@ -80,16 +81,45 @@ def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
     run_bench, call, run_replay, saved_pair
 ):
     pair = ["model=hf", f"model.target={saved_pair / 'target'}"]
-    shutil.copytree(saved_pair / "draft", saved_pair / "mine")
+    shutil.copytree(saved_pair / "target", saved_pair / "mine")
     names = ["decoder=[greedy,speculative]", *TINY]
     assert run_bench(*names, f"model.draft={saved_pair / 'mine'}", "results_dir=by_mine")[0] == 0
     replayed = ["recording=by_mine", "decoder=[speculative]", "model.dtype=float32"]
     code, _, err = run_replay(*replayed)
     assert code == 0 and "warning: the recorded run drafted with mine, this replay with /" in err
+    run = {"model": {"draft": "mine"}}
     with pytest.raises(ValueError, match=r"with mine, this replay with reference/draft: give mod"):
-        check_draft("reference/draft", "mine", replayed[:2])
-    check_draft("there/mine", "mine", [])
+        check_draft(PairSpec("p", None, "reference/draft"), run, replayed[:2])
+    check_draft(PairSpec("p", None, "there/mine"), run, [])
     assert call("replay", *replayed, *pair, "model.draft=mine")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["replay recording=by_mine", "advise costs=epyc runs=by_mine"])
+def test_a_draft_of_the_same_name_with_other_files_is_another_draft(
+    run_bench, call, saved_pair, command
+):
+    mine = saved_pair / "mine2"
+    shutil.copytree(saved_pair / "draft", mine)
+    options = [*TINY, f"model.draft={mine}", "overwrite=true", "results_dir=by_mine"]
+    assert run_bench("decoder=[greedy,speculative]", *options)[0] == 0
+    name, *given = command.split()
+    given += ["decoder=[speculative]", "model.dtype=float32", f"model.draft={mine}"]
+    said = f"warning: the recorded run drafted with mine2, this replay with {mine}, whose files"
+    assert said not in call(name, *given)[2]
+    shutil.rmtree(mine)
+    shutil.copytree(saved_pair / "target", mine)
+    assert said in call(name, *given)[2]
+    shutil.rmtree(mine)
+
+
+def test_a_run_without_a_draft_records_no_draft_cost(run_bench, run_replay, saved_pair):
+    assert run_bench("decoder=[greedy]", *TINY, "results_dir=plain")[0] == 0
+    given = ["recording=plain", "decoder=[greedy,speculative]"]
+    for options, known in ((), False), (("model.draft_cost=0.5",), True):
+        _, document, err = run_replay(*given, *options)
+        rows = document["decoders"]
+        assert rows["greedy"]["calls_per_token"] == 1.0, err
+        assert (rows["speculative"]["calls_per_token"] is not None) == known
 
 
 def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
