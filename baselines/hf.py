@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -138,21 +138,6 @@ class HFGenerate:
     def run(
         self,
         target: CachedModel,
-        prompt: Sequence[int],
-        *,
-        max_new: int,
-        eos: Collection[int] = (),
-        choose: TokenSelector = argmax,
-        stop: Stop | None = None,
-    ) -> DecodeTrace:
-        """Generate and return the trace; the rules for ending are those of `decode`. `stop` takes
-        the new tokens and returns how many to keep, or None to continue."""
-        limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
-        return self.run_together(target, [prompt], **limits)[0]
-
-    def run_together(
-        self,
-        target: CachedModel,
         prompts: Sequence[Sequence[int]],
         *,
         max_new: int,
@@ -160,8 +145,8 @@ class HFGenerate:
         chooses: Sequence[TokenSelector],
         stops: Sequence[Stop | None],
     ) -> list[DecodeTrace]:
-        """Generate for a left-padded batch of prompts, each with its own selector and `stop`; see
-        `run`. Only greedy generation takes more than one prompt.
+        """Generate for a left-padded batch of prompts; see `Peer`. The rules for ending are those
+        of `decode`. Only greedy generation takes more than one prompt.
 
         Rows that have ended are fed padding until all have ended. A step's time is divided equally
         among the unfinished rows.
@@ -187,8 +172,13 @@ class HFGenerate:
             **(self.settings if self.mode == "prompt_lookup" else {}),
         )
         with ExitStack() as stack:
+
+            def set_config(model: PreTrainedModel, config: GenerationConfig) -> None:
+                stack.callback(setattr, model, "generation_config", model.generation_config)
+                model.generation_config = config
+
             # our decoders do not use the model's default settings, such as a repetition penalty
-            stack.enter_context(_generation_config(target.model, GenerationConfig()))
+            set_config(target.model, GenerationConfig())
             calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
                 assistant = self.draft.model
@@ -197,7 +187,7 @@ class HFGenerate:
                 settings = GenerationConfig.from_dict(assistant.generation_config.to_dict())
                 for name, value in {"is_assistant": True, **self.settings}.items():
                     setattr(settings, name, value)
-                stack.enter_context(_generation_config(assistant, settings))
+                set_config(assistant, settings)
                 hook = assistant.register_forward_pre_hook(
                     lambda *_: calls.append(time.perf_counter())
                 )
@@ -228,21 +218,11 @@ class HFGenerate:
             return traces
         for number, (at, _) in enumerate(arrivals.at):
             live = [trace for trace in traces if len(trace.new_tokens) > number]
-            arrival = [((at - started) / max(1, len(live)), 1)]
             for trace in live:
-                trace.steps += timed_steps(arrival, 0.0, [], cut=1, rows=len(live))
+                share_s, rows = (at - started) / len(live), len(live)
+                trace.steps.append(StepRecord(new=1, sources=("",), verify_s=share_s, rows=rows))
             started = at
         return traces
-
-
-@contextmanager
-def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Context manager: within it, the model has another generation config."""
-    before, model.generation_config = model.generation_config, config
-    try:
-        yield
-    finally:
-        model.generation_config = before
 
 
 def timed_steps(
@@ -251,11 +231,9 @@ def timed_steps(
     calls: list[float],
     *,
     cut: int,
-    rows: int = 1,
 ) -> list[StepRecord]:
     """Return one `StepRecord` per arrival (seconds, count), up to `cut` new tokens. `started` is
-    the start time of the first step, `calls` has the start times of draft calls, and `rows` is the
-    number of sequences that share the steps."""
+    the start time of the first step, and `calls` has the start times of draft calls."""
     steps, before, left = [], started, cut
     for at, count in arrivals:
         new = min(count, left)
@@ -267,7 +245,6 @@ def timed_steps(
                 draft_calls=sum(before <= call < at for call in calls),
                 sources=("",) * new,
                 verify_s=at - before,
-                rows=rows,
             )
         )
         before = at

@@ -57,15 +57,17 @@ class LlamaCpp:
     def run(
         self,
         target: CachedModel,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         *,
         max_new: int,
         eos: Collection[int] = (),
-        choose: TokenSelector = argmax,
-        stop: Stop | None = None,
-    ) -> DecodeTrace:
-        """Generate and return the trace; the rules for ending are those of `decode`. Only the
-        context length of `target` is used. Raises `ValueError` unless `choose` is `argmax`."""
+        chooses: Sequence[TokenSelector],
+        stops: Sequence[Stop | None],
+    ) -> list[DecodeTrace]:
+        """Generate for a single prompt; see `Peer`. The rules for ending are those of `decode`.
+        Only the context length of `target` is used. Raises `ValueError` for a selector other than
+        `argmax`."""
+        (prompt,), (choose,), (stop,) = prompts, chooses, stops
         if choose is not argmax:
             raise ValueError("llama.cpp runs at temperature 0 only, since its sampler differs")
         room = target.max_len - len(prompt) + 1
@@ -90,4 +92,4 @@ class LlamaCpp:
         if cramped and trace.finish not in ("stop", "eos"):
             trace.finish = "context"
         trace.steps = timed_steps(arrivals, started, [], cut=max_new)
-        return trace
+        return [trace]

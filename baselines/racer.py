@@ -117,8 +117,5 @@ class Racer(TokenRecycling):
 
     def _child(self, builder: TreeBuilder, node: int, token: int, source: str) -> int:
         """Return a node's child with this token; add it if missing."""
-        known = builder.children.get((node, token))
-        if known is None:
-            builder.graft([(token,)], node, source=source)
-            return len(builder) - 1
-        return known
+        builder.graft([(token,)], node, source=source)
+        return builder.children[node, token]

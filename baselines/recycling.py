@@ -16,7 +16,7 @@ from ouroboros.baselines.suffix_tree import check_state
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.select import Ranked, TokenSelector
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 WIDTH = 8
 SOURCE = "recycled"
@@ -95,19 +95,16 @@ class TokenRecycling:
         first step after a long prompt."""
         if self._begin(tokens):
             return TokenTree.chain(tokens[-1], ())
-        index: list[int] = []
-        grown, parents = [tokens[-1]], [-1]
+        builder = TreeBuilder(tokens[-1])
+        index: list[int] = []  # the nodes of the template, -1 for those without a token
         for above, rank in self.template:
             parent = index[above] if above >= 0 else 0
-            row = self.rows.get(grown[parent], ()) if parent >= 0 else ()
-            if rank < len(row) and row[rank] >= 0:  # -1 pads rows of small vocabularies
-                index.append(len(grown))
-                grown.append(row[rank])
-                parents.append(parent)
-            else:
-                index.append(-1)
-        source = ("", *[SOURCE] * (len(grown) - 1))
-        return TokenTree(tuple(grown), tuple(parents), source=source).pruned(budget - 1)
+            row = self.rows.get(builder.tokens[parent], ()) if parent >= 0 else ()
+            token = row[rank] if rank < len(row) else -1  # -1 also pads rows of small vocabularies
+            if token >= 0:
+                builder.graft([(token,)], parent, source=SOURCE)
+            index.append(builder.children[parent, token] if token >= 0 else -1)
+        return builder.build().pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Do nothing; `observe_ranked` learns."""

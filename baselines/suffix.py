@@ -132,8 +132,6 @@ class SuffixDecoding:
         )
         if self._chain and draft.score < self.threshold:
             return self._chain.propose(tokens, budget)
-        if not self.branches:
-            return TokenTree.chain(tokens[-1], draft.tokens, source=SOURCE)
         parents = (-1, *(parent + 1 for parent in draft.parents))
         source = ("", *[SOURCE] * len(draft.tokens))
         return TokenTree((tokens[-1], *draft.tokens), parents, source=source).pruned(budget - 1)

@@ -29,20 +29,21 @@ OBJECTS = {"draft", "pool"}  # in a config only a name: of the model, or of a fi
 
 @runtime_checkable
 class Peer(Protocol):
-    """A decoder that runs in another engine, such as transformers, and returns a `DecodeTrace`."""
+    """A decoder that runs in another engine, such as transformers. If it has `joins_rows`, it takes
+    several prompts at a time."""
 
     def run(
         self,
         target: CachedModel,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         *,
         max_new: int,
         eos: Collection[int],
-        choose: TokenSelector,
-        stop: Callable[[Sequence[int]], int | None] | None = None,
-    ) -> DecodeTrace:
-        """Generate and return the trace. `stop` takes the new tokens so far and returns how many to
-        keep, or None to continue; the rest is truncated."""
+        chooses: Sequence[TokenSelector],
+        stops: Sequence[Callable[[Sequence[int]], int | None] | None],
+    ) -> list[DecodeTrace]:
+        """Generate and return a trace for each prompt. A row's function in `stops` takes its new
+        tokens so far and returns how many to keep, or None to continue; the rest is truncated."""
         ...
 
 

@@ -270,7 +270,11 @@ class CustomGenerate:
         **model_kwargs,
     ) -> torch.Tensor | Generated:
         config = generation_config or model.generation_config
-        _check_supported(config)
+        for name, off in UNSUPPORTED.items():
+            value = getattr(config, name, None)
+            if value is not None and value not in off:
+                values = " or ".join(map(str, off)) or "None"
+                raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
         if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
             raise ValueError(
                 "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
@@ -420,15 +424,6 @@ def token_selector(
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
     return Processed(choose, processors, vocab=vocab, **batch) if processors else choose
-
-
-def _check_supported(config: GenerationConfig) -> None:
-    """Raise `ValueError` naming the first option that token trees cannot support."""
-    for name, off in UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in off:
-            values = " or ".join(map(str, off)) or "None"
-            raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
 
 
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:

@@ -29,37 +29,6 @@ from ouroboros.tree import TokenTree
 VOCAB, CONTEXT = 13, 64
 
 
-class RandomTrees(RootOnly):
-    """Proposes random trees, some with probes, with siblings of equal tokens, and with nodes deeper
-    than the budget.
-
-    `truth` has the tokens of standard decoding, prompt included. Each node gets the right token
-    with probability `hit`, so deep acceptance, ends of sequence inside a draft and wrong branches
-    all occur.
-    """
-
-    def __init__(
-        self, truth: Sequence[int], *, seed: int, vocab: int = VOCAB, hit: float = 0.6
-    ) -> None:
-        self.truth, self.vocab, self.hit = truth, vocab, hit
-        self.draw = random.Random(f"drafter-{seed}")
-
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return a random tree of up to 11 nodes."""
-        draw, nodes, parents, depths = self.draw, [tokens[-1]], [-1], [0]
-        for _ in range(draw.randrange(11)):
-            parent = len(nodes) - 1 if draw.random() < 0.6 else draw.randrange(len(nodes))
-            position = len(tokens) + depths[parent]
-            honest = position < len(self.truth) and draw.random() < self.hit
-            nodes.append(self.truth[position] if honest else draw.randrange(self.vocab))
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-        rate = draw.choice([0, 0, 0.2, 1])
-        probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
-        read = frozenset(n for n in probes if draw.random() < 0.5)
-        return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
-
-
 def assert_lossless(
     drafter: Drafter | Callable[..., Drafter],
     *,
@@ -108,18 +77,6 @@ def assert_lossless(
                     _check(target, recorder, prompt, text, most, name + case, choose, ends)
 
 
-def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
-    """Assert that a model scores trees correctly: `trees` runs with `RandomTrees` must give the
-    text of standard decoding. Use float64, because rounding may swap near ties in lower precision.
-
-    Raises `AssertionError` as `assert_lossless` does.
-    """
-    text = decode(target, RootOnly(), prompt, max_new=max_new).tokens
-    for seed in range(trees):
-        recorder = _Recorder(RandomTrees(text, seed=seed, vocab=target.vocab_size))
-        _check(target, recorder, prompt, text, max_new, "a stressed model")
-
-
 def tiny_model(seed: int = 0) -> CachedModel:
     """Return a random float64 Llama with 13 token ids and 64 positions. Greedy decoding has no near
     ties, and an error in a mask, position or cache slot changes the text."""
@@ -157,8 +114,8 @@ def _check(
     text: list[int],
     max_new: int,
     case: str,
-    choose: TokenSelector = argmax,
-    eos: Collection[int] = (),
+    choose: TokenSelector,
+    eos: Collection[int],
 ) -> None:
     """Assert that decoding a prompt with the drafter gives `text`, the tokens of standard decoding,
     truncated by `max_new` and `eos`."""
@@ -177,10 +134,9 @@ def _check(
 
 class _Recorder:
     """Wraps a drafter: records each proposed tree with the number of tokens before it, and checks
-    that these tokens are left unchanged. If `vocab` is given, also checks the tree's depth and
-    ids."""
+    that these tokens are left unchanged, the tree's depth, and its ids (below `vocab`)."""
 
-    def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
         self.name = type(drafter).__name__
         self.proposed: list[tuple[int, TokenTree]] = []
@@ -194,12 +150,11 @@ class _Recorder:
         tree = yield from proposed(self.drafter, tokens, budget)
         call, depth = f"{self.name}.propose", tree.draft_depth()
         assert list(tokens) == shown, f"{call} changed the tokens passed to it: copy them"
-        if self.vocab is not None:
-            strange = [token for token in tree.tokens if not 0 <= token < self.vocab]
-            assert not strange, f"{call} drafted id {strange[0]}, the model knows {self.vocab} ids"
-            assert depth < budget, (
-                f"{call} drafted {depth} tokens in a row with a budget of {budget}: draft at most "
-                "budget - 1, the target adds one"
-            )
+        strange = [token for token in tree.tokens if not 0 <= token < self.vocab]
+        assert not strange, f"{call} drafted id {strange[0]}, the model knows {self.vocab} ids"
+        assert depth < budget, (
+            f"{call} drafted {depth} tokens in a row with a budget of {budget}: draft at most "
+            "budget - 1, the target adds one"
+        )
         self.proposed.append((len(shown), tree))
         return tree

@@ -30,7 +30,9 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
     raises it if the numbers of ids differ by more than PADDING.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)
-    ours, theirs = (m.tokenizer or _tokenizer_at(_origin(m)) for m in (target, draft))
+    names = (getattr(getattr(m, "model", None), "name_or_path", "") for m in (target, draft))
+    given = zip((target, draft), names, strict=True)
+    ours, theirs = (model.tokenizer or _tokenizer_at(name) for model, name in given)
     if ours is None or theirs is None:
         if abs(target.vocab_size - draft.vocab_size) > PADDING:
             raise ValueError(
@@ -56,10 +58,6 @@ def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
                 f"{theirs[index]!r} for the draft; choose a draft of the target's family"
             )
     return max(ours) + 1 if ours else 1
-
-
-def _origin(model: CachedModel) -> str:
-    return getattr(getattr(model, "model", None), "name_or_path", "")
 
 
 @lru_cache(maxsize=4)

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from ouroboros.conf import FOLDER
 from scipy.optimize import minimize
-from scipy.special import expit, xlogy
+from scipy.special import expit
 
+from ouroboros.bench.metrics.trees import calibration
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
@@ -95,15 +96,11 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
-    """Return the number of rows, "observations", the "log_loss" of the weights' estimates, and that
-    of always estimating the mean outcome, "log_loss_of_the_mean"."""
-    outcomes, odds = rows[:, -1], rows[:, :-1] @ weights
-    base = outcomes.mean()
-    return {
-        "observations": len(outcomes),
-        "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),
-        "log_loss_of_the_mean": round(float(-(xlogy(base, base) + xlogy(1 - base, 1 - base))), 5),
-    }
+    """Return the number of rows, "observations", and log losses of the weights' estimates, as in
+    `calibration`."""
+    found = calibration(expit(rows[:, :-1] @ weights), rows[:, -1])
+    names = ("observations", "log_loss", "log_loss_of_the_mean")
+    return {name: round(found[name], 5) for name in names}
 
 
 def with_weight_noise(draft: CachedModel, noise: float) -> CachedModel:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ouroboros import CachedModel
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.replay import replay
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.task import Example
@@ -84,6 +89,12 @@ def ran(bench: Bench, path, *, facts=(), seen=None, **options) -> ResultsFolder:
     folder.open_run(dict(facts))
     bench.run(folder, [].append if seen is None else seen.append, **options)
     return folder
+
+
+def replay_run(drafter, recorded: RecordedRuns, run: RecordedRun, **options) -> Sample:
+    """Replay one of the recorded runs."""
+    (sample,) = replay(replace(recorded, runs=[run]), drafter, **options)
+    return sample
 
 
 class Stop(list):

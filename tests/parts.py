@@ -1,4 +1,4 @@
-"""Trees scored in several calls, as a drafter scores a growing tree."""
+"""Trees scored in several calls, as a drafter scores a growing tree; peers on one prompt."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
+from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
 
 
@@ -40,3 +42,9 @@ class InParts(CachedModel):
         cuts = {n for n in range(1, len(tree)) if self.draw.random() < 0.3}
         score = partial(super().score, sequence)
         return in_parts(score, tokens, tree, cuts)[list(tree.logit_nodes)]
+
+
+def run_peer(peer, target, prompt, *, choose=argmax, stop=None, **limits) -> DecodeTrace:
+    """Generate for one prompt with another engine; `limits` has max_new and eos."""
+    (trace,) = peer.run(target, [prompt], chooses=[choose], stops=[stop], **limits)
+    return trace

@@ -14,6 +14,7 @@ from bench_models import byte_tokenizer, tiny_llama
 from composing import ROOT
 from ouroboros.baselines import Greedy, HFGenerate, PromptLookup
 from ouroboros.baselines.hf import LOG
+from parts import run_peer
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import (
     DynamicCache,
@@ -346,7 +347,7 @@ def test_a_peer_runs_under_the_choice_it_is_given_and_no_other(models, mode):
     before = model.generation_config.to_dict()
     settings = {"prompt_lookup_num_tokens": 4} if mode == "prompt_lookup" else {}
     peer = HFGenerate(mode, draft=CachedModel(copy.deepcopy(models[2])), **settings)
-    trace = peer.run(CachedModel(model), IDS[0].tolist(), max_new=30)
+    trace = run_peer(peer, CachedModel(model), IDS[0].tolist(), max_new=30)
     assert trace.tokens == plain(models[0], IDS[0].tolist(), 30)
     assert model.generation_config.to_dict() == before
 

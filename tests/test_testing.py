@@ -1,4 +1,4 @@
-"""`assert_lossless` and `stress` pass lossless drafters, and fail others."""
+"""`assert_lossless` passes lossless drafters, and fails others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode, generate
-from ouroboros.testing import assert_lossless, stress, tiny_model
+from ouroboros import Ouroboros, OuroborosPaper, TokenTree, decode, generate
+from ouroboros.testing import assert_lossless, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
 LOSSLESS = {
@@ -97,13 +97,6 @@ def test_generate_tells_what_is_wrong_with_a_drafter():
             generate(llama(), ids, decoder=drafter, max_new_tokens=4)
 
 
-def test_a_model_is_stressed_with_random_trees(monkeypatch):
-    stress(tiny_model(3), prompt_of(5), trees=5)
+def test_greedy_text_of_the_tiny_models_varies():
     for seed in range(3):  # or else a wrong draft would never matter
         assert len(set(decode(tiny_model(seed), Greedy(), prompt_of(5), max_new=40).tokens)) > 2
-    broken = CachedModel(llama())
-    real = broken.cache.keep
-    first = lambda slots, base: real(list(range(base, base + len(slots))), base)  # noqa: E731
-    monkeypatch.setattr(broken.cache, "keep", first)
-    with pytest.raises(AssertionError, match="RandomTrees is not lossless"):
-        stress(broken, prompt_of(5), trees=5)

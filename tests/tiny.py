@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import TokenSelector
-from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
 VOCAB = 13
@@ -143,14 +143,37 @@ def cut(tokens: Sequence[int], prompt_len: int, max_new: int, eos=()) -> list[in
     return kept
 
 
-class RandomDrafter(RandomTrees):
-    """Random trees, counted, and the deepest acceptance."""
+class RandomDrafter(RootOnly):
+    """Proposes random trees, some with probes, with siblings of equal tokens, and with nodes deeper
+    than the budget; counts them, and the deepest acceptance.
+
+    `truth` has the tokens of standard decoding, prompt included. Each node gets the right token
+    with probability `hit`, so deep acceptance, ends of sequence inside a draft and wrong branches
+    all occur.
+    """
 
     trees = deepest = 0
 
+    def __init__(
+        self, truth: Sequence[int], *, seed: int, vocab: int = VOCAB, hit: float = 0.6
+    ) -> None:
+        self.truth, self.vocab, self.hit = truth, vocab, hit
+        self.draw = random.Random(f"drafter-{seed}")
+
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         self.trees += 1
-        return super().propose(tokens, budget)
+        draw, nodes, parents, depths = self.draw, [tokens[-1]], [-1], [0]
+        for _ in range(draw.randrange(11)):
+            parent = len(nodes) - 1 if draw.random() < 0.6 else draw.randrange(len(nodes))
+            position = len(tokens) + depths[parent]
+            honest = position < len(self.truth) and draw.random() < self.hit
+            nodes.append(self.truth[position] if honest else draw.randrange(self.vocab))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+        rate = draw.choice([0, 0, 0.2, 1])
+        probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
+        read = frozenset(n for n in probes if draw.random() < 0.5)
+        return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         assert len(chosen) == len(tree) and not tree.probe & set(path)

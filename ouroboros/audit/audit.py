@@ -91,8 +91,8 @@ class Auditor:
     tokens in `rows`.
 
     `exact` is the reference precision: float64, or float32 for a quick audit of a half-precision
-    run. Copies of the model in this precision and in float32 are created on first use, on `device`
-    (default: the model's). With float64 they take 12 bytes per weight in total.
+    run. Copies of the model in this precision and in float32 are created on first use. With float64
+    they take 12 bytes per weight in total.
     """
 
     def __init__(
@@ -101,16 +101,9 @@ class Auditor:
         *,
         rows: Sequence[int] = (1, 8, WHOLE),
         exact: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
     ) -> None:
         self.target, self.exact, self.rows = target, exact, tuple(rows)
-        self.device = target.device if device is None else torch.device(device)
         self._copies: dict[torch.dtype, PreTrainedModel] = {}
-
-    @property
-    def ready(self) -> bool:
-        """Whether the model has been copied already, so that memory is known to suffice."""
-        return bool(self._copies)
 
     def judge(
         self,
@@ -154,7 +147,7 @@ class Auditor:
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
         """Return the logits of each new token from a copy in `dtype`, [len(new), vocab] float64."""
         if dtype not in self._copies:
-            self._copies[dtype] = recast(self.target.model, dtype, self.device)
+            self._copies[dtype] = recast(self.target.model, dtype, self.target.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
 
     def _finding(

@@ -25,11 +25,11 @@ from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, dtype_of, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import check_sizes, new_folder, print_table
+from ouroboros.cli.common import new_folder, print_table
 from ouroboros.cli.replay import check_draft
 from ouroboros.costs import Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft
-from ouroboros.instantiate import check_whole
+from ouroboros.instantiate import check_sizes, check_whole
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.evidence import Evidence, measured_evidence, recorded_evidence
 from ouroboros.tuning.footprint import config_of, footprint_of

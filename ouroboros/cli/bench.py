@@ -6,7 +6,6 @@ slow each other down, so they may only count calls and tokens (`timing=false`).
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from hydra.types import RunMode
 
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.identity import machine, sources_hash
+from ouroboros.bench.run.identity import identity, machine, sources_hash
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.main import SOME_FAILED
@@ -82,7 +81,7 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     calls = (asdict(config.model), config.threads, config.task.name, config.max_new)
     here = machine()
     made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
-    digest = hashlib.sha256(repr((*calls, *made_by)).encode()).hexdigest()[:8]
+    digest = identity(*calls, *made_by)
     for old in sweep.glob("costs-*.json") if config.overwrite and number == 0 else ():
         old.unlink()
     return config, sweep / f"costs-{digest}.json"

@@ -62,15 +62,6 @@ def plain(cfg: DictConfig) -> dict:
     return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
 
 
-def check_sizes(name: str, sizes: object) -> list[int]:
-    """Return `sizes`, the value of the option `name`. Raises `ValueError` unless it is a non-empty
-    list of whole numbers above 0."""
-    whole = isinstance(sizes, list) and sizes and all(type(s) is int and s > 0 for s in sizes)
-    if not whole:
-        raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")
-    return sizes  # type: ignore[return-value]
-
-
 def new_folder(results_dir: str | None) -> ResultsFolder | None:
     """Return a results folder, created if missing; None for None. Raises `ValueError` if it
     contains files (subfolders are allowed)."""

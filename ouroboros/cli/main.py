@@ -11,7 +11,9 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,10 +73,13 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
     """Run a command with its options (parsed arguments, or a Hydra config); return its exit code.
 
     With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
+    SIGTERM interrupts the command as Ctrl-C does.
     """
     from ouroboros.cli.checks import check
     from ouroboros.cli.common import delay_loading_bars
 
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     check(name, options)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     delay_loading_bars()

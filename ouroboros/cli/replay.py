@@ -27,10 +27,10 @@ from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import check_sizes, known, new_folder, print_table
+from ouroboros.cli.common import known, new_folder, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
-from ouroboros.instantiate import check_whole
+from ouroboros.instantiate import check_sizes, check_whole
 from ouroboros.tuning.advise import batch_table
 from ouroboros.tuning.evidence import Evidence
 

@@ -141,10 +141,10 @@ class Costs:
 
         reading: dict[float, float] = {}
         models = [target] if draft is None else [target, draft]
-        padded = [isinstance(model.engine, Static) for model in models]
         reach = min(model.max_len for model in models)
         largest = min(PROBED_NODES[-1], reach)
-        sizes = [n for n in (NODES if any(padded) else PROBED_NODES) if n <= largest]
+        pads = any(isinstance(model.engine, Static) for model in models)
+        sizes = [n for n in (NODES if pads else PROBED_NODES) if n <= largest]
         longest = max(1, min(context, reach - sizes[-1]))
         best: list[Surface] = []
         for seed in range(PROBES):
@@ -162,8 +162,7 @@ class Costs:
             if _spread(best) <= NOISY:
                 break
         far = {longest: max(longest, min(context, reach))}
-        pairs = zip(best, padded, strict=True)
-        surfaces = [surface.extended_to(far, padded=pads) for surface, pads in pairs]
+        surfaces = [surface.extended_to(far) for surface in best]
         if draft is not None:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
@@ -392,15 +391,14 @@ class CostModel:
         ttft_s = spent[0] if spent else None
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
 
-    def cost(self, sample: Sample) -> tuple[float, int]:
-        """Return (cost, new tokens) of a sample. The cost is that of its calls, in target calls of
-        one node at the same context; greedy decoding costs 1 per token.
+    def cost(self, sample: Sample) -> float:
+        """Return the cost of a sample's calls, in target calls of one node at the same context;
+        greedy decoding costs 1 per token.
 
         Excludes prefill and host time. Raises `ValueError` as `steps` does.
         """
         call_ms = self.costs.target.call_ms
-        calls = ((verify + draft) / call_ms(1, at) for verify, draft, at in self.steps(sample))
-        return sum(calls), len(sample.new_tokens)
+        return sum((verify + draft) / call_ms(1, at) for verify, draft, at in self.steps(sample))
 
     def why_not(self, samples: Sequence[Sample]) -> str | None:
         """Return why samples cannot be predicted; None if they can be, or if they come from another

@@ -20,7 +20,7 @@ import torch
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
-from ouroboros.engine.static import NODES, padded_nodes, padded_slots
+from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
@@ -38,7 +38,6 @@ def time_calls(
     visits: int = 3,
     repeats: int = 3,
     seed: int = 0,
-    padded: bool = False,
     limit_s: float = math.inf,
     on_visit: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -48,9 +47,9 @@ def time_calls(
     In each of `visits` rounds, every model and tree size is timed `repeats` times at every context;
     `on_visit` is called after each context. No round begins after `limit_s` seconds. Each size has
     one untimed warm-up call. A context is the number of tokens of the sequence, including the
-    tree's root. There is no prefill: times do not depend on the values in the cache. `padded`: the
-    models pad trees to exactly these sizes. Empties the models' caches. Raises `ValueError` if a
-    context and tree exceed a model's positions.
+    tree's root. There is no prefill: times do not depend on the values in the cache. If an engine
+    pads trees and all its sizes up to the largest are timed, the surface is `padded`. Empties the
+    models' caches. Raises `ValueError` if a context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), clock()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -82,6 +81,8 @@ def time_calls(
         for context, size in product(contexts, trees):
             low, middle, high = map(float, np.percentile(times[model, context, size], (25, 50, 75)))
             ms[context][size], spread[context][size] = middle, (high - low) / 2
+        pads = isinstance(model.engine, Static)
+        padded = pads and list(trees) == [size for size in NODES if size <= max(trees)]
         return Surface(ms, padded, spread)
 
     for model in models:  # before timing, so that no timed call grows the cache
@@ -131,40 +132,28 @@ def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:
     return TokenTree(tuple(range(nodes)), tuple(parents))
 
 
-def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Return the bytes per second, read plus written, of a copy within the device's memory.
 
     Uses the fastest of several copies, as STREAM does (McCalpin,
     https://www.cs.virginia.edu/stream/ref.html), because other load can only slow a copy down. A
     CPU may read a cache line before writing it; this is not counted, so pure reading can be faster.
-    `buffer_bytes` defaults to many times the largest cache; on a GPU to 4 GiB or a quarter of the
-    free memory.
+    On a GPU, a copy has 4 GiB or a quarter of the free memory.
     """
-    size = buffer_bytes or CPU_BYTES
-    if buffer_bytes is None and device.type == "cuda":
-        size = min(GPU_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    on_gpu = device.type == "cuda"
+    size = min(GPU_BYTES, torch.cuda.mem_get_info(device)[0] // 4) if on_gpu else CPU_BYTES
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
-    seconds = [elapsed_ms(lambda: copy.copy_(source), device) / 1e3 for _ in range(COPIES)]
-    if device.type == "cuda":  # leave the memory to CUDA graphs
+    copy, seconds = torch.empty_like(source), []
+    for _ in range(COPIES):
+        started = time.perf_counter()
+        copy.copy_(source)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    if on_gpu:  # leave the memory to CUDA graphs
         source, copy = source.new_empty(0), copy.new_empty(0)
         torch.cuda.empty_cache()
     return 2 * size / min(seconds[1:])
-
-
-def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Run `work` and return its milliseconds, measured with CUDA events on a GPU."""
-    if device.type != "cuda":
-        started = time.perf_counter()
-        work()
-        return 1e3 * (time.perf_counter() - started)
-    with torch.cuda.device(device):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-    return first.elapsed_time(last)
 
 
 def footprint(model: CachedModel) -> Footprint:

@@ -61,17 +61,17 @@ class Prediction:
         settings, model = dict(settings or {}), CostModel(costs)
         try:
             ours, base = ([model.predict(sample) for sample in of] for of in (samples, plain))
-            cost = cost_per_token(samples, model)
         except ValueError as error:
             return cls(settings, failed=str(error))
-        ratio, steps = speedup(sample_frame(base), sample_frame(ours)), step_frame(ours)
+        frame, steps = sample_frame(ours, model), step_frame(ours)
+        ratio = speedup(sample_frame(base), frame)
         later = steps[steps.number > 0] if (steps.number > 0).any() else steps
         acceptance, needed, why = break_even(base, ours)
         return cls(
             settings,
             METRICS["output_throughput"](ours) or 0.0,
             ratio,
-            cost or 0.0,
+            frame["cost"].sum() / max(1, frame["tokens"].sum()),
             METRICS["tokens_per_target_call"](ours) or 0.0,
             dict(zip(("draft", "verify", "host"), phase_shares(later).fillna(0.0), strict=True)),
             acceptance=acceptance,
@@ -89,16 +89,6 @@ def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) 
     except ValueError as error:
         return Prediction(dict(settings), failed=str(error))
     return Prediction.of(plain, counts, evidence.costs, settings)
-
-
-def cost_per_token(samples: Sequence[Sample], model: CostModel) -> float | None:
-    """Return the cost per token in target calls of one node; None without tokens.
-
-    Raises `ValueError` for calls larger than those in the costs.
-    """
-    parts = [model.cost(sample) for sample in samples]
-    tokens = sum(count for _, count in parts)
-    return sum(spent for spent, _ in parts) / tokens if tokens else None
 
 
 def advise(

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN, Sample
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
+from ouroboros.bench.replay.recording import RecordedRuns, by_decoder, read_recording, runs_of
 from ouroboros.bench.replay.replay import (
     USUAL_RATES,
     OffTextRates,
@@ -202,13 +202,7 @@ def measured_evidence(
     live, prompts = completed(samples), {e.id: prompt_ids(tokenizer, e) for e in bench.examples}
     limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
     made = str(target.dtype).removeprefix("torch."), str(target.describe_engine()["engine"])
-    recording = {}
-    for name, own in live.items():
-        runs = []
-        for s in own:
-            text = s.example, tuple(prompts[s.example]), s.new_tokens, s.finish, s.repeat
-            runs.append(RecordedRun(*text, predictions.get(s.key, {}), s.group))
-        recording[name] = RecordedRuns(runs, *limits, *made)
+    recording = by_decoder(live, samples, predictions, lambda e, _: prompts[e], *limits, *made)
     rates = rates or _measured_rates(recording)
     evidence = Evidence(runs_of(recording), timed, draft, timed, rates)
     if costs is not None:

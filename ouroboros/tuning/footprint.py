@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros import standin
 from ouroboros.costs import Footprint
+from ouroboros.engine.quantised import bytes_of, stored_bytes
 
 
 def config_of(name: str) -> PreTrainedConfig:
@@ -37,11 +38,8 @@ def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
     """Return the bytes of weights and of a cached token in `dtype`, without allocating weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    held = sum(weight.nbytes for weight in set(model.parameters()))
-    tied = head is not None and head.weight is embedding.weight
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_bytes = 2 * text.num_hidden_layers * heads * width * dtype.itemsize
-    return Footprint(held, held - (0 if tied else embedding.weight.nbytes), kv_bytes)
+    return Footprint(sum(map(stored_bytes, model.parameters())), bytes_of(model), kv_bytes)

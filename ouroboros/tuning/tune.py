@@ -21,7 +21,6 @@ from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import identity, sources_hash
 from ouroboros.bench.run.loop import Bench
 from ouroboros.costs import CostModel, Costs
-from ouroboros.tuning.advise import cost_per_token
 from ouroboros.tuning.evidence import Evidence, Settings, measured_evidence
 from ouroboros.tuning.search import SPACES, random_settings, search
 
@@ -85,11 +84,8 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
-    try:
-        spent = cost_per_token(samples, CostModel(costs))
-    except ValueError:
-        frame = sample_frame(samples, draft_cost=costs.draft_ratio() or 0.0)
-        spent = frame["calls"].sum() / max(1, frame["tokens"].sum())
+    frame = sample_frame(samples, CostModel(costs), costs.draft_ratio() or 0.0)
+    spent = frame["cost"].fillna(frame["calls"]).sum() / max(1, frame["tokens"].sum())
     return 1 / spent if spent else 0.0
 
 

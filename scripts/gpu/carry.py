@@ -44,7 +44,7 @@ LEFT = frozenset(("datasets",))  # not transferred: no stage reads a hub
 
 
 def carry(has: Collection[str]) -> None:
-    """Collect the wheels and print all sizes. Raises `ValueError` above `MOST_BYTES`."""
+    """Collect the wheels and print all sizes. Exits above `MOST_BYTES`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in carried(has):
         collect(name, version(name), FOLDER)
@@ -53,7 +53,7 @@ def carry(has: Collection[str]) -> None:
     for part, size in [*sizes.most_common(), ("in all", total)]:
         print(f"{size / 2**20:8.2f} MiB  {part}")
     if total > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES >> 20} MiB would travel: leave the largest out")
+        raise SystemExit(f"error: over {MOST_BYTES >> 20} MiB would travel: leave the largest out")
 
 
 def carried(
@@ -81,7 +81,7 @@ def carried(
 
 def collect(name: str, wanted: str, out: Path) -> None:
     """Write the wheel of a distribution in the version `wanted`, for the GPU machine, to `out`:
-    downloaded, or built from source if it is pure Python. Raises `ValueError` if both fail."""
+    downloaded, or built from source if it is pure Python. Exits if both fail."""
     if list(out.glob(f"{re.sub(r'[-.]+', '_', name)}-{wanted}-*.whl")):
         return
     place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))
@@ -93,7 +93,7 @@ def collect(name: str, wanted: str, out: Path) -> None:
         pure = next(Path(built).glob("*-none-any.whl"), None)
         if pure is None:
             reason = failed or "it is not pure"
-            raise ValueError(f"no wheel of {name} {wanted} for Python {PYTHON}: {reason}")
+            raise SystemExit(f"error: no wheel of {name} {wanted} for Python {PYTHON}: {reason}")
         (out / pure.name).write_bytes(pure.read_bytes())
 
 
@@ -123,7 +123,4 @@ if __name__ == "__main__":
     parser.add_argument("--has", type=Path, help="a file with the machine's packages, one a line")
     args = parser.parse_args()
     names = args.has.read_text().split() if args.has else HAS
-    try:
-        carry({canonicalize_name(name) for name in names})
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
+    carry({canonicalize_name(name) for name in names})

@@ -4,34 +4,29 @@
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight, before anything is timed: numba, the attention kernel against float64, whether
-both models use captured graphs and compiled layers, and whether a call of one node is as close to
-its bandwidth floor as goals.py asks (a miss on a GPU fails: costs.sh shows which kernels take the
-time); OUT/checks.json has the figures. Lossless: no BUG, no failed sample and, in float32, no text
-that differs from greedy's. Equal: the text of every decoder, transformers' too, is greedy's up to
-numeric ties. One line on stderr per check; the exit code is 1 if a check failed. `--small`
-rehearses on a CPU. A check that compared nothing fails.
+Preflight, before anything is timed: whether both models use captured graphs and compiled layers,
+and whether a call of one node is as close to its bandwidth floor as goals.py asks (a miss on a GPU
+fails: costs.sh shows which kernels take the time); OUT/checks.json has the figures.
+Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: the
+text of every decoder, transformers' too, is greedy's up to numeric ties. One line on stderr per
+check; the exit code is 1 if a check failed. `--small` rehearses on a CPU. A check that compared
+nothing fails.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import random
 import sys
-import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from goals import FLOOR_SHARES
 from shapes import NO_GPU, load_shapes
-from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.audit.reference_forward import plain_logits
 from ouroboros.bench.metrics.sample import PLAIN
@@ -40,22 +35,11 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.costs import Costs
-from ouroboros.costs.timing import random_tree
-from ouroboros.engine.attention import kernel_attention
-from ouroboros.engine.masks import additive
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.triton_attention import fits
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import ROOT
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 REFERENCE = ("reference", "reference/target", "reference/draft")
-WIDTH = 128  # attention head dimension
-LEAST_ERROR = 5e-3  # of attention in bfloat16, allowed in any case
-GRID = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1)), (1, 7, 24, 100, 256), (256, 1536, 16384)
-"""Attention to check: pairs (query heads, key heads), numbers of nodes, numbers of slots."""
-SMALL_GRID = ((14, 2), (3, 1)), (1, 7), (256,)
-ATTENTION_RATIO = 2.0  # our attention's error over torch's, at most
 TIE = 0.5  # between scores in half precision
 
 
@@ -69,56 +53,9 @@ class Check:
 
 def preflight(shapes: Sequence[str], small: bool) -> Iterator[tuple]:
     """Yield the checks that come before everything else: name, function and its arguments."""
-    yield "numba", drafter_compiles
-    yield "attention", attention_agrees, *(SMALL_GRID if small else GRID)
     models = dict(zip(("target", "draft"), load_shapes(shapes, small=small).models, strict=True))
     yield "served", served, models
     yield "floor", floor_share, models, 256 if small else 512
-
-
-def drafter_compiles() -> Check:
-    """Check that numba compiles Ouroboros (it may reject a newer NumPy)."""
-    started = time.perf_counter()
-    from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
-
-    warm_up_jit()
-    return Check(True, {"seconds": time.perf_counter() - started})
-
-
-def attention_agrees(
-    layouts: Sequence[Sequence[int]], nodes: Sequence[int], slots: Sequence[int]
-) -> Check:
-    """Compare our attention on random inputs in bfloat16 with torch's in float64, for all layouts,
-    numbers of nodes and of cache slots. Its largest error may be `ATTENTION_RATIO` times that of
-    torch's attention in bfloat16. On a GPU our kernel must be used."""
-    rows = []
-    for (heads, kv_heads), count, length in product(layouts, nodes, slots):
-        if length < count:
-            continue
-        group, draw = heads // kv_heads, torch.Generator(DEVICE).manual_seed(0)
-        query, key, value = inputs = [
-            torch.randn(1, *size, WIDTH, generator=draw, device=DEVICE).bfloat16()
-            for size in ((heads, count), (kv_heads, length), (kv_heads, length))
-        ]
-        seen = torch.zeros(count, length, dtype=torch.bool)  # the tree, then a few unused slots
-        base = length - count - min(5, length - count)
-        tree = random_tree(count, draw=random.Random(0))
-        seen[:, :base], seen[:, base : base + count] = True, torch.from_numpy(tree.ancestors())
-        mask = additive(seen.to(DEVICE), torch.bfloat16)
-        module = SimpleNamespace(num_key_value_groups=group, is_causal=True, training=False)
-        outputs = [kernel_attention(module, query, key, value, mask)[0].double()]  # type: ignore[arg-type]
-        for dtype in (torch.bfloat16, torch.float64):
-            first, *rest = (tensor.to(dtype) for tensor in inputs)
-            keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in rest)
-            out = scaled_dot_product_attention(first, keys, values, attn_mask=seen.to(DEVICE))
-            outputs.append(out.transpose(1, 2).double())
-        errors = [float((found - outputs[-1]).abs().max()) for found in outputs[:2]]
-        rows.append((fits(query, key, value, mask), *errors))
-    kernel, ours, theirs = zip(*rows, strict=True)
-    figures = {"calls": len(rows), "by_kernel": sum(kernel)}
-    figures |= {"max_error": max(ours), "max_error_sdpa": max(theirs)}
-    right = max(ours) <= max(ATTENTION_RATIO * max(theirs), LEAST_ERROR)
-    return Check(right and (all(kernel) or DEVICE.type != "cuda"), figures)
 
 
 def served(models: Mapping[str, CachedModel]) -> Check:
@@ -131,7 +68,7 @@ def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
     """Check, on a GPU, that bandwidth floor / time of a one-node call reaches `FLOOR_SHARES` for
     each model, after `context` tokens."""
     costs = Costs.measure_grid(
-        list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
+        list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8
     )
     shares = {
         role: (costs.floor_ms(role, context) or 0.0) / getattr(costs, role).call_ms(1, context)
@@ -192,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
     args = parser.parse_args(words)
     before = args.kind == "preflight"
-    if before and not args.small and DEVICE.type != "cuda":
+    if before and not args.small and not torch.cuda.is_available():
         raise SystemExit(NO_GPU)
     if before:
         checks = preflight(args.shapes, args.small)

@@ -38,11 +38,11 @@ export TORCHINDUCTOR_CACHE_DIR=$PWD/$RESULTS/compiled/inductor
 export TRITON_CACHE_DIR=$PWD/$RESULTS/compiled/triton
 
 NODES=[1,2,4,8,12,16,24,32,48,64,96,128,192,256] # the sizes of the engine's captured graphs
-GRID="profile.visits=2 profile.calls=3 profile.padded=true"
+GRID="profile.visits=2 profile.calls=3"
 SMALL="" FLAGS=""
 if [ -n "${REHEARSE:-}" ]; then
   NODES=[1,8,64,256]
-  GRID="profile.visits=1 profile.calls=1 profile.padded=true"
+  GRID="profile.visits=1 profile.calls=1"
   SMALL="rehearsal=cpu model.engine=static threads=1 task.limit=1 max_new=8"
   FLAGS=--small
 fi

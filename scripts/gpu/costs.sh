@@ -16,5 +16,5 @@ measure costs/gains profile $RUN draft_weights=int8 profile.nodes=$NODES "profil
   step costs gains.txt "$PYTHON" scripts/gpu/gains.py $RESULTS/costs/{static,gains}/costs.json \
     $RESULTS/costs/gains.txt
 measure costs/eager profile $RUN "decoder=[greedy,speculative]" "profile.nodes=[1,8,64]" \
-  "profile.contexts=$SOME" profile.padded=false $SMALL "$SHAPES" model.engine=eager
+  "profile.contexts=$SOME" $SMALL "$SHAPES" model.engine=eager
 finish

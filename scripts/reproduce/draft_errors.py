@@ -80,13 +80,12 @@ def measured_errors(
 
 
 def main(path: Path) -> None:
-    pair = load_pair(REFERENCE, with_draft=True)
-    assert pair.draft is not None
+    target, draft = load_pair(REFERENCE, with_draft=True).models
     task = Prompts(path=str(FOLDER / "task" / "development.jsonl"))
-    prompts = [pair.target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
+    prompts = [target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
     about = {"pair": "the reference pair", "dtype": REFERENCE.dtype, "task": "development.jsonl"}
-    models, eos = (pair.target, pair.draft), eos_ids(pair.target)
-    found = measured_errors(*models, prompts, max_new=task.max_new, eos=eos, about=about)
+    eos = eos_ids(target)
+    found = measured_errors(target, draft, prompts, max_new=task.max_new, eos=eos, about=about)
     path.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
     print(found.about)
 

@@ -38,11 +38,8 @@ NAMES = {
     "no_tree": "one child per node",
     "one_node_a_draft_call": "one node per draft call",
     "small_tree": "at most 24 nodes",
-    "hf_greedy": "transformers' greedy",
-    "hf_assisted": "transformers' assisted",
     "hf_assisted_constant": "transformers' assisted, constant",
     "hf_assisted_defaults": "transformers' assisted, defaults",
-    "hf_prompt_lookup": "transformers' prompt lookup",
     "llama_cpp": "llama.cpp",
     "llama_cpp_lookup": "llama.cpp, prompt lookup",
 }
@@ -321,9 +318,6 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "lm_eval": (lm_eval, "greedy.json"),
 }
 """The function of each kind of table (a marker's first word), and the file that it reads."""
-ONE_FOLDER = (
-    *("headline", "predicted_batches", "agreement", "advice", "host", "call_times", "lm_eval"),
-)
 
 
 def read(path: Path, name: str = "summary.json"):
@@ -361,7 +355,7 @@ def label(path: Path) -> str:
 
 def title(decoder: str) -> str:
     """Return a decoder's name as tables show it."""
-    return NAMES.get(decoder, decoder.replace("_", " "))
+    return NAMES.get(decoder, decoder.replace("hf_", "transformers' ").replace("_", " "))
 
 
 def cell(value: float | Mapping | None, digits: int = 2, unit: str | None = None) -> str:

@@ -27,7 +27,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from published_tables import KINDS, ONE_FOLDER
+from published_tables import KINDS
 
 from ouroboros.bench.run.identity import provenance, sources_hash
 
@@ -48,8 +48,6 @@ def table(marker: str, root: Path, place: Path) -> str:
     paths = folders_of(marker, root)
     if not paths:
         return f"*Not measured yet: `scripts/reproduce/all.sh {Path(folders[0]).parts[1]}`.*"
-    if kind in ONE_FOLDER and len(paths) > 1:
-        raise ValueError(f"results: {marker}: give one folder, not {len(paths)}")
     frame, notes = KINDS[kind][0](*paths)
     frame = frame.fillna("-")
     frame = frame.drop(columns=[name for name in frame if frame[name].isin(["-", ""]).all()])

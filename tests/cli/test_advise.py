@@ -101,21 +101,3 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
     assert code == 0, err
     greedy = document["decoders"]["greedy"]["configured"]
     assert greedy["tokens_per_s"] == pytest.approx(1000 / 31.6, abs=0.5)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["costs=epyc", "machine.bandwidth_gb_s=9"], "not both"),
-        (["runs=target"], "not a results folder"),
-        (["visits=0"], "visits"),
-        (["rates=7", "runs=counts"], "rates=7: give two shares"),
-        (["rates=[1.5,0.1]", "runs=counts"], "give two shares from 0 to 1"),
-        (["runs=counts", "costs=none.yaml"], "costs=none.yaml is neither a file"),
-        (["nodes=8"], "nodes=8: give a list"),
-    ],
-)
-def test_mistakes_are_one_line(run_advise, recorded, overrides, says):
-    code, _, document, err = run_advise(*overrides)
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err

@@ -48,7 +48,22 @@ OTHERS = {
         (["abc", "--decoder", "specultive"], "no decoder 'specultive' (did you mean specul"),
     ],
     "advise": [
-        (["task=prompts", "task.path=long.jsonl", "decoder=[]", "nodes=[1]"], "shorten the prompt")
+        (["task=prompts", "task.path=long.jsonl", "decoder=[]", "nodes=[1]"], "shorten the prompt"),
+        (["costs=epyc", "machine.bandwidth_gb_s=9"], "not both"),
+        (["runs=target"], "not a results folder"),
+        (["visits=0"], "visits"),
+        (["rates=7"], "rates=7: give two shares"),
+        (["rates=[1.5,0.1]"], "give two shares from 0 to 1"),
+        (["runs=counts", "costs=none.yaml"], "costs=none.yaml is neither a file"),
+        (["nodes=8"], "nodes=8: give a list"),
+    ],
+    "profile": [
+        (["profile.nodes=[]"], "profile.nodes=[]: give a list"),
+        (["profile.contexts=[0]"], "profile.contexts=[0]: give a list of whole"),
+        ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
+        (["profile.calls=few"], "profile.calls=few: give a whole number"),
+        (["timing=false"], "a profile measures times"),
+        (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
     ],
     "bench": [
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
@@ -67,7 +82,17 @@ OTHERS = {
         ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
         ([*SHORT, "temperature=-1", "decoder=greedy"], "temperature"),
     ],
-    "replay": [(["recording=damaged.jsonl"], "cannot read the recording damaged.jsonl: give J")],
+    "replay": [
+        (["recording=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
+        ([], "give recording="),
+        (["recording=one.jsonl", "costs=flat", "batch_size=[0]"], "batch_size=[0]: give a list"),
+        (["recording=one.jsonl", "costs=flat", "batch_size=all"], "as batch_size=[1,8]"),
+        (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
+        (["recording=none.jsonl"], "cannot read the recording none.jsonl: there is no such"),
+        (["recording=target"], "not a results folder"),
+        (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
+        (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),
+    ],
     "report": [
         (["nosuch"], "nosuch is not a results folder: no run.json"),
         (["--nosuch"], "--help' lists the options"),

@@ -1,6 +1,7 @@
 """The command line: every command has quick help in 80 columns, and errors are one line."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_the_document_is_for_programs(monkeypatch, capsys, as_json, terminal):
     assert door.run("report", options, as_json=as_json) == 3
     expected = '{"speedup": 2.0}\n' if as_json or not terminal else ""
     assert capsys.readouterr().out == expected
+
+
+def test_sigterm_interrupts_a_command_as_ctrl_c_does(monkeypatch):
+    stopped = lambda name, options: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr("ouroboros.cli.checks.check", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            door.run("bench", {}, as_json=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_missing_extra_is_one_line(told, monkeypatch):

@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.parallel import call_cost, on_own_device
+from ouroboros.bench.run.parallel import on_own_device
 from ouroboros.cli.main import main
-from ouroboros.costs import Surface
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.parallel.ranks import Ranks
 
@@ -158,8 +157,3 @@ def test_each_process_has_a_gpu_and_whole_models_of_one_dtype(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert on_own_device(spec, ranks).device == "cuda:1"
     assert on_own_device(replace(spec, device="cuda:0"), ranks).device == "cuda:0"
-
-
-def test_costs_go_on_beyond_what_was_measured():
-    call_ms = call_cost(Surface({64: {1: 2.0, 8: 4.0}}))
-    assert [call_ms(n, 999) for n in (1, 8, 16)] == [2.0, 4.0, 8.0]

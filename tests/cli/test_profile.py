@@ -64,21 +64,3 @@ def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):
     assert code == 0, err
     assert {row["model"] for row in document["calls"]} == {"target"}
     assert Costs.load(saved_pair / "alone" / "costs.json").draft is None
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("profile.nodes=[]", "profile.nodes=[]: give a list"),
-        ("profile.contexts=[0]", "profile.contexts=0: give a whole number, 1 or more"),
-        ("profile.contexts=[9999]", "8192 positions: measure shorter contexts"),
-        ("profile.calls=few", "profile.calls=few: give a whole number"),
-        ("profile.padded=2", "give true or false"),
-        ("timing=false", "a profile measures times"),
-        ("batch_size=2", "batch_size=2: a profile times the steps of one sequence"),
-    ],
-)
-def test_mistakes_are_one_line(run_profiling, override, says):
-    code, document, err = run_profiling("decoder=[greedy]", "results_dir=refused", override)
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err

@@ -174,23 +174,3 @@ def test_the_table_has_the_headings_of_reports_and_fits_on_100_columns(call, sav
     headings = re.split("  +", shown[2].strip())
     assert headings[:2] == ["decoder", "tokens/call"] and headings[-1] == "predicted speedup"
     assert "results_dir=FOLDER writes" in err
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ([], "give recording="),
-        (["recording=one.jsonl", "costs=flat", "batch_size=[0]"], "batch_size=[0]: give a list"),
-        (["recording=one.jsonl", "costs=flat", "batch_size=all"], "as batch_size=[1,8]"),
-        (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
-        (["recording=none.jsonl"], "cannot read the recording none.jsonl: there is no such"),
-        (["recording=target"], "not a results folder"),
-        (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),
-    ],
-)
-def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):
-    (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    code, document, err = run_replay(*overrides)
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err

@@ -20,6 +20,7 @@ from ouroboros.baselines import (
     TokenRecycling,
 )
 from packaging.version import Version
+from parts import run_peer
 from tiny import CONTEXT, StepLog, cut, llama, mistral, mostly_slow, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
@@ -360,9 +361,8 @@ def test_transformers_own_modes_agree(models, mode, choice):
     for prompt, truth in zip(models.prompts[1:3], models.truth[choice][1:3], strict=True):
         ends = {truth[-1], 5} - {prompt[-1]}  # 5.17's lookup stops at once at an end in the prompt
         for max_new, eos in ((20, set()), (20, ends), (1, set())):
-            trace = peer.run(
-                models.target, prompt, max_new=max_new, eos=eos, choose=CHOICES[choice]
-            )
+            limits = {"max_new": max_new, "eos": eos, "choose": CHOICES[choice]}
+            trace = run_peer(peer, models.target, prompt, **limits)
             assert trace.tokens == cut(truth, len(prompt), max_new, eos)
             assert sum(step.new for step in trace.steps) == len(trace.new_tokens)
             assert (trace.finish == "eos") == (trace.tokens[-1] in eos)
@@ -380,8 +380,8 @@ def test_transformers_generation_stops_where_told(models):
         places = [i for i in range(len(new) - 1) if new[i : i + 2] == word]
         return places[0] if places else None
 
-    trace = HFGenerate("greedy").run(models.target, prompt, max_new=30, stop=stop)
+    trace = run_peer(HFGenerate("greedy"), models.target, prompt, max_new=30, stop=stop)
     with pytest.raises(ValueError, match="only argmax, a Sampler or processors"):
-        HFGenerate().run(models.target, [5], max_new=2, choose=lambda *_: [0])
+        run_peer(HFGenerate(), models.target, [5], max_new=2, choose=lambda *_: [0])
     assert trace.finish == "stop"
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]

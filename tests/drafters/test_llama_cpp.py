@@ -8,6 +8,7 @@ import pytest
 import torch
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.llama_cpp import LlamaCpp
+from parts import run_peer
 from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel, decode
@@ -41,12 +42,12 @@ def test_the_same_weights_write_the_same_text(gguf, lookup) -> None:
     expected = decode(target, Greedy(), prompt, max_new=40)
     peer = LlamaCpp(gguf, lookup)
     for _ in range(2):
-        trace = peer.run(target, prompt, max_new=40)
+        trace = run_peer(peer, target, prompt, max_new=40)
         assert trace.tokens == expected.tokens
         assert sum(step.new for step in trace.steps) == 40
         assert (len(trace.steps) < 40) == bool(lookup)
-    assert peer.run(target, prompt, max_new=40, eos={trace.new_tokens[5]}).finish == "eos"
+    assert run_peer(peer, target, prompt, max_new=40, eos={trace.new_tokens[5]}).finish == "eos"
     with pytest.raises(ValueError, match="temperature 0 only"):
-        peer.run(target, prompt, max_new=2, choose=Sampler(seed=1))
+        run_peer(peer, target, prompt, max_new=2, choose=Sampler(seed=1))
     with pytest.raises(ValueError, match=r"write it with scripts/save_standin\.py"):
         LlamaCpp(None)

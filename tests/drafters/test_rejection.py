@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from ouroboros.baselines import Speculative
-from ouroboros.baselines.rejection import Rejection
+from ouroboros.baselines.speculative import Rejection
 from scipy.stats import chisquare
 from tiny import TableModel, llama, mostly_slow, noisy, prompt_of
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 import torch
-from tiny import llama, plain, session
+from tiny import RandomDrafter, llama, plain, session
 from torch import nn
 
 from ouroboros.decode import decode
@@ -16,7 +16,6 @@ from ouroboros.engine import prepack
 from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.prepack import ROWS, Packed, PackedLinear, prepack_linears
-from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
 X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -271,5 +270,5 @@ def test_text_is_that_of_plain_layers():
     assert not any(isinstance(layer, PackedLinear) for layer in model.modules()), "its owner's"
     cached.prepack()
     assert cached.packed.facts["layers"] == 8
-    trees = RandomTrees(wanted, seed=3)
+    trees = RandomDrafter(wanted, seed=3)
     assert list(decode(cached, trees, [1, 5, 4], max_new=40).tokens) == wanted

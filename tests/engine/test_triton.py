@@ -7,20 +7,24 @@ which Triton 3.6's interpreter needs), in a process of its own.
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import mostly_slow
 
+from ouroboros.costs.timing import random_tree
 from ouroboros.engine import triton_attention, triton_exact, triton_products
+from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
-from ouroboros.engine.masks import Layout, dense
+from ouroboros.engine.masks import Layout, additive, dense
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.tree import TokenTree
 
@@ -83,6 +87,38 @@ def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype)
     ).transpose(1, 2)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+HEADS = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1)) if ON_GPU else ((14, 2), (3, 1))
+
+
+@pytest.mark.parametrize("slots", (256, 1536, 16384) if ON_GPU else (256,))
+@pytest.mark.parametrize("n", (1, 7, 24, 100, 256) if ON_GPU else (1, 7))
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_it_is_as_accurate_as_torchs_attention_at_real_shapes(heads, kv_heads, n, slots):
+    """In bfloat16, against float64, for trees; on a GPU the kernel has to be used."""
+    group, draw = heads // kv_heads, torch.Generator(DEVICE).manual_seed(0)
+    query, key, value = inputs = [
+        torch.randn(1, *size, 128, generator=draw, device=DEVICE).bfloat16()
+        for size in ((heads, n), (kv_heads, slots), (kv_heads, slots))
+    ]
+    seen = torch.zeros(n, slots, dtype=torch.bool)  # the context, the tree, a few unused slots
+    base = slots - n - min(5, slots - n)
+    tree = random_tree(n, draw=random.Random(0))
+    seen[:, :base], seen[:, base : base + n] = True, torch.from_numpy(tree.ancestors())
+    mask = additive(seen.to(DEVICE), torch.bfloat16)
+    assert triton_attention.fits(query, key, value, mask) == ON_GPU
+    module = SimpleNamespace(num_key_value_groups=group, is_causal=True, training=False)
+    found = kernel_attention(module, query, key, value, mask)[0].transpose(1, 2)
+    torchs, expected = (
+        torch.nn.functional.scaled_dot_product_attention(
+            *(tensor.to(dtype).repeat_interleave(heads // tensor.shape[1], 1) for tensor in inputs),
+            attn_mask=seen.to(DEVICE),
+        )
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    error, torchs_error = ((out.double() - expected).abs().max() for out in (found, torchs))
+    assert error <= max(2 * torchs_error, 5e-3)
 
 
 JOINT = [  # cached tokens, missing tokens, parents of a tree, and how many of its nodes are cached

@@ -110,7 +110,7 @@ def test_a_wheel_is_the_indexs_else_built_and_pure(tmp_path, monkeypatch):
     monkeypatch.setattr(carry, "pip", pip)
     collect("pure", "1", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["pure-1-py3-none-any.whl"]
-    with pytest.raises(ValueError, match=r"no wheel of other 2 for Python 3.12: ERROR: No match"):
+    with pytest.raises(SystemExit, match=r"no wheel of other 2 for Python 3.12: ERROR: No match"):
         collect("other", "2", tmp_path)
     monkeypatch.setattr(carry, "pip", None)
     collect("pure", "1", tmp_path)
@@ -135,5 +135,5 @@ def test_what_travels_is_measured_and_refused_if_it_is_too_much(tmp_path, monkey
     carry.carry(HAS)
     assert "    6.00 MiB  in all" in capsys.readouterr().out
     monkeypatch.setattr(carry, "MOST_BYTES", 5 * MIB)
-    with pytest.raises(ValueError, match="more than 5 MiB would travel: leave the largest out"):
+    with pytest.raises(SystemExit, match="over 5 MiB would travel: leave the largest out"):
         carry.carry(HAS)

@@ -10,7 +10,7 @@ import checks
 import pytest
 import shapes
 import torch
-from checks import attention_agrees, equal, floor_share, lossless, main
+from checks import equal, floor_share, lossless, main
 from shapes import fitting
 
 from ouroboros.bench.run.config import RunConfig
@@ -18,16 +18,6 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Footprint, Surface
-
-
-def test_attention_is_held_against_float64(monkeypatch):
-    sizes = [[6, 2], [2, 2]], [1, 5], [3, 40]
-    check = attention_agrees(*sizes)
-    assert check.passed and check.figures["calls"] == 6
-    assert check.figures["by_kernel"] == 6 * torch.cuda.is_available()
-    right = checks.kernel_attention
-    monkeypatch.setattr(checks, "kernel_attention", lambda *args: (right(*args)[0] * 1.05, None))
-    assert not attention_agrees(*sizes).passed
 
 
 @pytest.mark.parametrize(("memory_gib", "layers"), [(140, ""), (80, "@"), (40, None)])
@@ -56,7 +46,6 @@ def test_slow_calls_on_a_gpu_fail_and_their_share_is_printed(
 
 def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(checks, "DEVICE", torch.device("cpu"))
     with pytest.raises(SystemExit, match="no GPU"):
         main(["preflight", str(tmp_path)])
     monkeypatch.setattr("sys.argv", ["shapes.py", "yi-6b"])
@@ -69,8 +58,7 @@ def test_the_preflight_is_rehearsed(tmp_path):
     words = ["preflight", str(tmp_path), "--small", "--shapes", "cpu-target", "cpu-draft"]
     assert main(words) == 0
     found = json.loads((tmp_path / "checks.json").read_text())
-    names = ["numba", "attention", "served", "floor"]
-    assert [check["name"] for check in found] == names
+    assert [check["name"] for check in found] == ["served", "floor"]
     assert all(check["passed"] for check in found)
 
 

@@ -109,11 +109,6 @@ def test_what_was_not_measured_and_what_is_no_table_is_said(root):
     assert "scripts/reproduce/all.sh nothing" in missing
     with pytest.raises(ValueError, match="choose from headline"):
         update_tables.table("guesses results/main", root, root)
-    twice = root / "results" / "twice"
-    twice.mkdir()
-    (twice / "summary.json").write_text((root / "results/main/summary.json").read_text())
-    with pytest.raises(ValueError, match=r"results: headline results/main .*: give one folder"):
-        update_tables.table("headline results/main results/twice", root, root)
 
 
 def test_the_projects_own_pages_are_what_its_results_give(monkeypatch, main):

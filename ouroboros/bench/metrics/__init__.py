@@ -1,3 +1,3 @@
-"""Samples, the metrics computed from them, and the meter of time and memory."""
+"""Samples, and the metrics computed from them."""
 
 from ouroboros.bench.metrics.metrics import METRICS as METRICS

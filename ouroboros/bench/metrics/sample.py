@@ -124,7 +124,7 @@ def sample_frame(
     if costs is not None and alone.all():  # costs are for calls of a single sequence
         with suppress(ValueError):
             frame["predicted_s"] = [costs.predict(sample).wall_s for sample in samples]
-            frame["cost"] = [costs.cost(sample)[0] for sample in samples]
+            frame["cost"] = [costs.cost(sample) for sample in samples]
     return frame.set_index(["example", "repeat", "batch_size"])
 
 

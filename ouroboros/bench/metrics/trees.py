@@ -12,6 +12,7 @@ from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ouroboros.tree import TokenTree
 
@@ -83,7 +84,7 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     }
 
 
-def calibration(estimates: Sequence[float], outcomes: Sequence[bool]) -> dict:
+def calibration(estimates: ArrayLike, outcomes: ArrayLike) -> dict:
     """Compare estimated probabilities with outcomes.
 
     Returns the number of `observations`, the mean `log_loss` (natural logarithms), the log loss of

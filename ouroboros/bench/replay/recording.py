@@ -8,20 +8,20 @@ length is unlimited.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ouroboros import vocab
-from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder, SampleKey
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
 from ouroboros.bench.run.tree_recorder import PrefixKey
+from ouroboros.bench.tasks.dataset import read_rows
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.engine.model import CachedModel
 
@@ -87,16 +87,14 @@ def read_recording(
     tokenizer,
     *,
     task: TaskSpec | None = None,
-    prompt_of: PromptOf | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
     """Return {decoder: its first `limit` recorded runs}; a file has runs of "greedy" only.
 
-    A results folder stores no prompts: they come from `prompt_of`, else from `task`, else from the
-    run's task. A JSONL line has "prompt" and "completion", and optionally "id" and "category". A
-    line of a conversation has "turns" instead, a list of {"prompt", "completion"}; each turn
-    becomes a run, with its number as `repeat`. Text is tokenized again, prompts with special
-    tokens, completions without.
+    A results folder stores no prompts: they come from `task`, by default the run's task. A JSONL
+    line has "prompt" and "completion", and optionally "id" and "category". A line of a conversation
+    has "turns" instead, a list of {"prompt", "completion"}; each turn becomes a run, with its
+    number as `repeat`. Text is tokenized again, prompts with special tokens, completions without.
 
     Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
     differ from the recorded ones.
@@ -104,7 +102,7 @@ def read_recording(
     path = Path(path)
     if path.is_dir():
         folder = ResultsFolder(path)
-        found = _of_folder(folder, prompt_of or _prompts_of_run(folder, task, tokenizer))
+        found = of_folder(folder, _prompts_of_run(folder, task, tokenizer))
     else:
         found = {PLAIN: _of_file(path, tokenizer)}
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
@@ -150,11 +148,28 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
     return prompt_of
 
 
-def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Return {decoder: its runs} of a results folder, without failed samples."""
+def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
+    """Return {decoder: its runs} of a results folder."""
     run, predictions = folder.load_run(), folder.load_predictions()
-    runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
-    for one in folder.load_samples():
+    samples, model = folder.load_samples(), run["model"]
+    ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
+    limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
+    settings = Sampling(**run["sampling"]), *limits, frozenset(model.get("eos", ends))
+    made = model.get("dtype"), folder.engines().get("target", "eager")
+    return by_decoder(run["decoders"], samples, predictions, prompt_of, *settings, *made)
+
+
+def by_decoder(
+    decoders: Iterable[str],
+    samples: Iterable[Sample],
+    predictions: Mapping[SampleKey, Mapping[PrefixKey, int]],
+    prompt_of: PromptOf,
+    *settings,
+) -> dict[str, RecordedRuns]:
+    """Return {decoder: its runs} for the samples that did not fail; `settings` are those of
+    `RecordedRuns`. Raises `ValueError` for a prompt of another length than the sample's."""
+    runs: dict[str, list[RecordedRun]] = {name: [] for name in decoders}
+    for one in samples:
         if one.error:
             continue
         prompt = tuple(prompt_of(one.example, one.repeat))
@@ -165,27 +180,13 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
             )
         text = one.example, prompt, one.new_tokens, one.finish, one.repeat
         runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
-    model, sampling = run["model"], Sampling(**run["sampling"])
-    limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
-    engine, found = folder.engines().get("target", "eager"), {}
-    for name, own in runs.items():
-        ends = {r.new_tokens[-1] for r in own if r.finish == "eos"}  # if no ids were recorded
-        eos = frozenset(model.get("eos", ends))
-        found[name] = RecordedRuns(own, sampling, *limits, eos, model.get("dtype"), engine)
-    return found
+    return {name: RecordedRuns(own, *settings) for name, own in runs.items()}
 
 
 def _of_file(path: Path, tokenizer) -> RecordedRuns:
     """Return the runs of a JSONL file of texts; no chat template is applied."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a string may contain U+2028
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
-    if not rows:
-        raise ValueError(f"the recording {path} is empty: record some runs first")
     runs: list[RecordedRun] = []
-    for number, row in enumerate(rows, start=1):
+    for number, (where, row) in enumerate(read_rows(path), start=1):
         try:
             before, name = "", str(row.get("id", f"{path.stem}/{number}"))
             for turn, one in enumerate(row.get("turns", [row])):
@@ -196,5 +197,7 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
                 before += f"{one['prompt']}\n\n{one['completion']}\n\n"
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             keys = '{"prompt": text, "completion": text}, or "turns", a list of these'
-            raise ValueError(f"{path}, line {number}: give {keys}") from error
+            raise ValueError(f"{where}: give {keys}") from error
+    if not runs:
+        raise ValueError(f"the recording {path} is empty: record some runs first")
     return RecordedRuns(runs)

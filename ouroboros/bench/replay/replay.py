@@ -198,7 +198,7 @@ def begun(
     rates: OffTextRates | None = None,
 ) -> Decoding:
     """Return a `Decoding` that replays `run`; end it with `at_recorded_end`. `max_new` and `rates`
-    as in `replay_run`; raises `ValueError` as `replay_run` does."""
+    as in `replay`; raises `ValueError` as `replay` does."""
     check_drafter(drafter, recorded, rates=rates)
     length = len(run.new_tokens)
     limit = max_new or recorded.max_new or length
@@ -231,30 +231,6 @@ def at_recorded_end(own: Decoding, run: RecordedRun) -> bool:
     return own.left == 0
 
 
-def replay_run(
-    drafter: Drafter,
-    recorded: RecordedRuns,
-    run: RecordedRun,
-    *,
-    max_new: int | None = None,
-    rates: OffTextRates | None = None,
-) -> DecodeTrace:
-    """Replay one run and return its trace, whose times are those of the draft and the host.
-
-    `max_new` is the limit of new tokens (None: as recorded); `rates` simulate predictions that were
-    not recorded. Raises `ValueError` if the recorded run ends at a length limit before `max_new`,
-    and as `check_drafter` does.
-    """
-    draft = DrafterCapabilities.of(drafter).draft
-    if draft is not None:
-        draft.empty()
-    own = begun(drafter, recorded, run, max_new=max_new, rates=rates)
-    for _ in together([own], 1):
-        at_recorded_end(own, run)
-    length, limit = len(run.new_tokens), max_new or recorded.max_new or len(run.new_tokens)
-    return cut(own.trace, length) if run.finish == "stop" and length <= limit else own.trace
-
-
 def replay_together(
     recorded: RecordedRuns,
     make: Callable[[], Drafter],
@@ -269,7 +245,7 @@ def replay_together(
 
     `make` is called `size` times; each of these drafters decodes one run at a time. `name` is the
     decoder's name in the samples and in `costs`. All runs are repeated until there are `FULL` x
-    `size` or more. Raises `ValueError` as `replay_run` and `Costs.joint_step_ms` do.
+    `size` or more. Raises `ValueError` as `replay` and `Costs.joint_step_ms` do.
     """
     count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
     runs = islice(cycle(recorded.runs), count)
@@ -323,12 +299,20 @@ def replay(
 
     Samples have no text. Their steps have the seconds of the draft and of the host; those of the
     target are 0. `name` is the decoder's name in the samples; `progress` shows a progress bar.
-    `max_new`, `rates` and the errors raised are those of `replay_run`.
+    `max_new` is the limit of new tokens (None: as recorded); `rates` simulate predictions that were
+    not recorded. Raises `ValueError` if a recorded run ends at a length limit before `max_new`, and
+    as `check_drafter` does.
     """
-    samples = []
+    samples, draft = [], DrafterCapabilities.of(drafter).draft
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
-        trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)
-        samples.append(_sample(run, name, trace))
+        if draft is not None:
+            draft.empty()
+        own = begun(drafter, recorded, run, max_new=max_new, rates=rates)
+        for _ in together([own], 1):
+            at_recorded_end(own, run)
+        length = len(run.new_tokens)
+        whole = run.finish != "stop" or length > (max_new or recorded.max_new or length)
+        samples.append(_sample(run, name, own.trace if whole else cut(own.trace, length)))
     return samples
 
 

@@ -116,8 +116,8 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
 @style.styled
 def source_shares(summary: Summary) -> Figure | None:
     """Draw the shares of new tokens by source; None if no engine reports sources."""
-    rows = _filled(summary, "tokens_by_source").items()
-    counts = {name: row for name, row in rows if set(row) - {"unknown"}}
+    rows = summary.frame["tokens_by_source"].items()
+    counts = {name: row for name, row in rows if row and set(row) - {"unknown"}}
     if not counts:
         return None
     frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
@@ -127,11 +127,6 @@ def source_shares(summary: Summary) -> Figure | None:
     figure.axes[0].set_xlim(0, 1)
     style.as_percent(figure.axes[0], "x")
     return figure
-
-
-def _filled(summary: Summary, metric: str) -> dict[str, Any]:
-    """Return {decoder: value} of a metric, without empty values."""
-    return {str(name): value for name, value in summary.frame[metric].items() if value}
 
 
 @style.styled

@@ -6,8 +6,8 @@ Values that other engines do not report are NaN, never zero.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +23,7 @@ from ouroboros.bench.run.folder import COSTS, ResultsFolder
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
-from ouroboros.instantiate import check_whole
+from ouroboros.instantiate import check_sizes, check_whole
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` until its argmax is on the host, on random
@@ -35,7 +35,6 @@ over all steps except each prompt's first, which includes the prefill. draft and
 two models, until their results are on the host; host: the rest of the step. wait: the part of draft
 and verify between the launch of a call and its result (on a CPU only token selection).
 transformers' own generation (hf_) does not separate phases."""
-PACKED = "Matrix products of some linear layers, with plain and with prepacked weights"
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,19 @@ class ProfileOptions:
     """What a profile measures: the options `profile.*` of the command.
 
     Calls are timed on random trees of `nodes` nodes after `contexts` tokens, `calls` times per size
-    in each of `visits` rounds. `padded` states that the engine pads trees to exactly these sizes.
-    Raises `ValueError` for values that cannot be measured.
+    in each of `visits` rounds. Raises `ValueError` for values that cannot be measured.
     """
 
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     contexts: Sequence[int] = (128, 512, 1024)
     visits: int = 3
     calls: int = 2
-    padded: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name == "padded":
-                if not isinstance(value, bool):
-                    raise ValueError(f"profile.{name}={value}: give true or false")
-                continue
-            if name in ("nodes", "contexts") and not (isinstance(value, list | tuple) and value):
-                raise ValueError(f"profile.{name}={value}: give a list, as [1,8,64]")
-            for number in value if name in ("nodes", "contexts") else [value]:
-                check_whole(f"profile.{name}", number)
+        for name in ("nodes", "contexts"):
+            check_sizes(f"profile.{name}", getattr(self, name))
+        for name in ("visits", "calls"):
+            check_whole(f"profile.{name}", getattr(self, name))
 
 
 def profile(
@@ -86,7 +78,7 @@ def profile(
         )
 
     def measure(pair: Pair) -> Costs:
-        grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits", "padded")}
+        grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits")}
         visits = options.visits * len(set(options.contexts))
         with tqdm(total=visits, desc="calls", leave=False, disable=not progress) as bar:
             grid |= {"repeats": options.calls, "on_visit": bar.update}
@@ -109,7 +101,6 @@ def profile(
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
         step_means(samples),
-        packed_frame(record.get("packed", {})),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
     )
     whole.save()
@@ -118,8 +109,8 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of one run: `calls` (see `call_frame`), `steps` (see `step_means`), `packed`
-    (see `packed_frame`), and `failures`, a line for each kind. `facts` as in `Measured`.
+    """The measurements of one run: `calls` (see `call_frame`), `steps` (see `step_means`), and
+    `failures`, a line for each kind. `facts` as in `Measured`.
 
     `copy_gb_per_s` is the measured copy bandwidth, bytes read plus written (None: unknown).
     """
@@ -129,17 +120,14 @@ class Profile:
     copy_gb_per_s: float | None
     calls: pd.DataFrame
     steps: pd.DataFrame
-    packed: pd.DataFrame = field(default_factory=pd.DataFrame)
     failures: Sequence[str] = ()
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return {name: table of text}: "floor" (the smallest call of each model and context, with
-        its bandwidth floor), "steps" (means by decoder) and, if weights were prepacked, "packed"
-        (the times of plain and packed weights)."""
+        its bandwidth floor) and "steps" (means by decoder)."""
         fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
         floor = self.calls[fewest].drop(columns="spread_ms")
-        frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
-        return {name: _text(frame) for name, frame in frames.items() if frame.shape[1]}
+        return {"floor": _text(floor), "steps": _text(self.steps.reset_index())}
 
     def markdown(self) -> str:
         """Return profile.md."""
@@ -147,7 +135,6 @@ class Profile:
         parts = [f"# {self.facts.title}", self.facts.footnote]
         tables = {name: as_text(frame) for name, frame in self.tables().items()}
         parts += [f"Copy bandwidth: {bandwidth}, read plus written.", tables["floor"]]
-        parts += [f"{PACKED}:", tables["packed"]] if "packed" in tables else []
         spread = self.calls["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
         cells = self.calls.assign(cell=self.calls["ms"].map("{:.1f}".format) + spread)
         for model, own in cells.groupby("model", sort=False):
@@ -159,7 +146,7 @@ class Profile:
 
     def to_dict(self) -> dict:
         """Return profile.json: plain JSON values, frames as lists of rows."""
-        frames = {"calls": self.calls, "steps": self.steps.reset_index(), "packed": self.packed}
+        frames = {"calls": self.calls, "steps": self.steps.reset_index()}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
@@ -175,22 +162,6 @@ class Profile:
         if steps := plots.step_time(self.steps):
             title, bars = f"Where a step's time goes · {self.facts.title}", f"{note} Numbers: %."
             style.save(style.with_title(steps, title, bars), self.folder.path / "step_time.png")
-
-
-def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Return how long matrix products of some linear layers take, from run.json's "packed".
-
-    Columns: model, rows (of the input), plain_ms, packed_ms and used ("plain" or "packed").
-    """
-    return pd.DataFrame(
-        {"model": role, "rows": rows, "plain_ms": plain, "packed_ms": packed_ms}
-        | {"used": "packed" if rows in facts["used"] else "plain"}
-        for role, facts in packed.items()
-        if facts.get("plain_ms")
-        for rows, plain, packed_ms in zip(
-            facts["rows"], facts["plain_ms"], facts["packed_ms"], strict=True
-        )
-    )
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:

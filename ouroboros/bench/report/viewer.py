@@ -8,7 +8,6 @@ of token texts, a parent, a percentage and a letter. templates/page.js and tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,7 +21,7 @@ from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.pair import PACKAGE
+from ouroboros.bench.run.pair import model_path
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
 STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "verify_ms", "host_ms")
@@ -102,12 +101,9 @@ def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | No
 
     Return None if there is none, or if `fingerprint` shows that it belongs to another model.
     """
-    folder = PACKAGE / place if place.startswith("reference/") else Path(place)
     try:
-        if (folder / "tokenizer.json").exists():
-            found = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        else:
-            found = AutoTokenizer.from_pretrained(place, local_files_only=True).backend_tokenizer
+        loaded = AutoTokenizer.from_pretrained(model_path(place), local_files_only=True)
+        found = loaded.backend_tokenizer
     except Exception:  # tokenizers raise all kinds; the viewer then shows ids
         return None
     return found if fingerprint in (None, vocab.fingerprint(found)) else None

@@ -53,7 +53,7 @@ def audit_run(
     finished, vocab = folder.load_run()["status"] == "finished", job.target.vocab_size
     quick = not controls and job.target.dtype in (torch.bfloat16, torch.float16)
     exact, sizes = torch.float32 if quick else torch.float64, THOROUGH if controls else QUICK
-    auditor = Auditor(job.target, rows=sizes, exact=exact)
+    auditor, lacking = Auditor(job.target, rows=sizes, exact=exact), _lacking_bytes(job)
     samples = {sample.key: sample for sample in folder.load_samples()}
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     made = {name: make() for name, make in job.decoders.items()}
@@ -75,7 +75,7 @@ def audit_run(
                     reason = "it ends without an end token, a limit or a stop string"
                     findings[name] = Finding("BUG", reason)
             new = {n: s.new_tokens for n, s in group.items() if s and n not in {PLAIN, *findings}}
-            if not auditor.ready and (lacking := _lacking_bytes(job)):
+            if lacking:
                 gib = f"{lacking / 2**30:.0f} GiB more than is free"
                 short = Finding("not judged", f"copies in float64 and float32 need {gib}")
                 equal = {n: ids == plain.new_tokens for n, ids in new.items()}

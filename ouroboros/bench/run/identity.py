@@ -45,7 +45,7 @@ PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = frozenset((".py", ".json", ".jsonl", ".yaml", ".csv", ".safetensors"))
-NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics/(?!meter)))")
+NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics))")
 """Folders whose files do not affect samples."""
 WHOLE_BYTES = 64 << 20
 """Files up to this size are hashed completely, larger ones only in `SAMPLES` places."""
@@ -62,13 +62,12 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     """Return what run.json records about a run before its models are loaded.
 
-    - `identity`: a hash of the options, prompts and files
-    - `config`: `settings`; `contents`: hashes of the prompts, of files and of classes, by option
+    - `config`: `settings`
+    - `contents`: hashes of the prompts, of files and of classes, by option
     - `load`: `host_load`; `provenance`: `provenance`
     """
-    options = settings(config)
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
-    found = {"identity": identity(options, contents), "config": options, "contents": contents}
+    found = {"config": settings(config), "contents": contents}
     return without_paths({**found, "load": host_load(), "provenance": provenance()})
 
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ouroboros import vocab
-from ouroboros.bench.metrics.meter import Meter
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, ResultsFolder
@@ -284,13 +285,13 @@ class Bench:
             group = rows[at : at + self.batch_size]
             self.meter.start()
             try:
-                if len(group) == 1:
-                    how = {"choose": group[0].choose, "stop": group[0].stop}
-                    traces = [peer.run(self.target, group[0].prompt, **how, **limits)]
-                else:
-                    how = {"chooses": [r.choose for r in group], "stops": [r.stop for r in group]}
-                    prompts = [row.prompt for row in group]
-                    traces = peer.run_together(self.target, prompts, **how, **limits)
+                traces = peer.run(
+                    self.target,
+                    [row.prompt for row in group],
+                    chooses=[row.choose for row in group],
+                    stops=[row.stop for row in group],
+                    **limits,
+                )
             except Exception as error:
                 yield from [row.fail(error) for row in group]
                 continue
@@ -376,6 +377,34 @@ class Row:
             peak_bytes=measured["peak_bytes"],
         )
         return self
+
+
+class Meter:
+    """Measures time and peak memory from `start` to `stop`, on all GPUs that hold parts of the
+    models."""
+
+    def __init__(self, models: Sequence[CachedModel]) -> None:
+        devices = {weight.device for model in models for weight in model.model.parameters()}
+        self.gpus = sorted((d for d in devices if d.type == "cuda"), key=lambda d: d.index or 0)
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Wait for the GPUs, reset the peak memory and start the clock."""
+        for gpu in self.gpus:
+            torch.cuda.synchronize(gpu)
+            torch.cuda.reset_peak_memory_stats(gpu)
+        self._started = time.perf_counter()
+
+    def stop(self) -> dict:
+        """Wait for the GPUs; return `wall_s` and `peak_bytes` since `start`. The peak is the sum
+        over GPUs, or None on a CPU, where only the peak of the whole process is known."""
+        for gpu in self.gpus:
+            torch.cuda.synchronize(gpu)
+        wall_s = time.perf_counter() - self._started
+        return {
+            "wall_s": wall_s,
+            "peak_bytes": sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None,
+        }
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:

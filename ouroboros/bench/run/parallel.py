@@ -13,18 +13,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from ouroboros.bench.run.folder import COSTS, SAMPLES, ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, dtype_of
-from ouroboros.costs import Surface
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed, own_gpu
-from ouroboros.engine.parallel.sharded import CallMs
 
 
 @contextmanager
@@ -93,19 +90,6 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
         torch.cuda.set_device(gpu)
         spec = replace(spec, device=f"cuda:{gpu}")
     return replace(spec, dtype=ranks.broadcast(str(dtype_of(spec)).removeprefix("torch.")))
-
-
-def call_cost(surface: Surface) -> CallMs:
-    """Return a function (nodes, context) that predicts a call's milliseconds from `surface`. Larger
-    trees than measured cost in proportion to nodes, longer contexts as much as the longest one."""
-    most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
-
-    @lru_cache(maxsize=4096)
-    def call_ms(nodes: int, context: int) -> float:
-        measured = surface.call_ms(min(nodes, most), min(context, longest))
-        return measured * max(1.0, nodes / most)
-
-    return call_ms
 
 
 def draft_on_first(make: DecoderFactory, ranks: Ranks) -> Decoder:

@@ -10,10 +10,8 @@ A run that was interrupted resumes when it is called again with the same `result
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -32,7 +30,6 @@ from ouroboros.bench.run.identity import check_files, describe, without_paths
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
-    call_cost,
     claimed_folder,
     draft_on_first,
     join_ranks,
@@ -78,8 +75,8 @@ def run(
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
-    `say` receives each message; `progress` shows bars on stderr. Ctrl-C or SIGTERM ends the run and
-    loses only the samples that are being decoded. Call costs are those of the folder, else those
+    `say` receives each message; `progress` shows bars on stderr. Ctrl-C ends the run and loses only
+    the samples that are being decoded. Call costs are those of the folder, else those
     that `measure_costs` returns, else (if it returns None) those of the config; without any, they
     are measured if a decoder needs them. Raises `ValueError` if the run cannot start or resume.
     """
@@ -124,7 +121,7 @@ def run(
             bar.update()
 
         try:
-            with sigterm_interrupts(), bar:
+            with bar:
                 bench.run(folder, tick, retry_failed=config.retry_failed)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
@@ -155,20 +152,6 @@ def run(
         return RunResult(folder, bench, finished)
 
 
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Context manager: raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C. Outside the main thread,
-    signals are not handled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def build(
     config: RunConfig,
     task: Task,
@@ -196,7 +179,9 @@ def build(
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
-        pair = Pair(ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target)), pair.draft)
+        estimate_ms = costs.target.estimate_ms
+        by_nodes = {"call_ms": lambda nodes, context: float(estimate_ms(nodes, context)[-1])}
+        pair = Pair(ShardedModel(pair.target, ranks, **by_nodes), pair.draft)
     guard = config.timing and ranks is None
     how: dict = {"tokenizer": tokenizer, "guard": guard}
     decoders = decoder_factories(config.decoder, pair.draft, costs, **how)

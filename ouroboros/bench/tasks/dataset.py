@@ -222,7 +222,7 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ValueError(f"cannot read task.path={path}: {reason}") from error
+        raise ValueError(f"cannot read {path}: {reason}") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bench_models import replay_run
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
 from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 
 from ouroboros import Ouroboros
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
-from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, RecordedChoice, replay_run
+from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, RecordedChoice
 from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
@@ -65,7 +66,7 @@ def test_drafters_that_learn_from_the_text_are_exact(make):
     for run in recorded.runs:
         live = decode(target, make(draft), run.prompt, max_new=MAX_NEW, eos=(2,))
         found = replay_run(make(draft), recorded, run, rates=OffTextRates(0.0, 0.0))
-        assert found.new_tokens == list(run.new_tokens)
+        assert found.new_tokens == run.new_tokens
         assert steps(found) == steps(live)
 
 
@@ -76,7 +77,7 @@ def test_a_window_is_estimated_and_better_predictions_help_it():
         found = 0
         for run in recorded.runs:
             one, again = (replay_run(window(), recorded, run, rates=rates) for _ in range(2))
-            assert one.new_tokens == list(run.new_tokens) and steps(one) == steps(again)
+            assert one.new_tokens == run.new_tokens and steps(one) == steps(again)
             found += len(one.steps)
         return found
 

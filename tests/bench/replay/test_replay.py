@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from bench_models import TextTask, tiny_pair
+from bench_models import TextTask, replay_run, tiny_pair
 from ouroboros.baselines import (
     Greedy,
     HFGenerate,
@@ -20,8 +20,8 @@ from ouroboros.baselines import (
 from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording
-from ouroboros.bench.replay.replay import check_drafter, replay_run
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, of_folder, read_recording
+from ouroboros.bench.replay.replay import check_drafter
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
@@ -81,7 +81,7 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
 
 
 def from_folder(folder: ResultsFolder, prompts, decoder: str = "greedy") -> RecordedRuns:
-    return read_recording(folder.path, None, prompt_of=prompts)[decoder]
+    return of_folder(folder, prompts)[decoder]
 
 
 def counts(steps) -> list[tuple]:
@@ -97,7 +97,7 @@ def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) ->
         for recording in runs.runs:
             trace = replay_run(drafter, runs, recording)
             sample = live[recording.example, name, recording.repeat]
-            assert tuple(trace.new_tokens) == sample.new_tokens
+            assert trace.new_tokens == sample.new_tokens
             assert trace.finish == sample.finish
             assert counts(trace.steps) == counts(sample.steps), (name, recording.example)
     return [s.finish for s in live.values()]
@@ -234,7 +234,7 @@ def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
     with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
         check_drafter(Speculative(pair[1], gamma=3), other)
     trace = replay_run(Speculative(pair[1], gamma=3), runs, runs.runs[0], max_new=9)
-    assert tuple(trace.new_tokens) == runs.runs[0].new_tokens[:9]
+    assert trace.new_tokens == runs.runs[0].new_tokens[:9]
     with pytest.raises(ValueError, match="was recorded up to 40 tokens: max_new=41"):
         replay_run(Greedy(), runs, runs.runs[0], max_new=41)
     some = replace(runs.runs[0], predictions={(1, (2,)): 3})
@@ -260,7 +260,7 @@ def test_texts_of_another_engine_are_read(pair, tmp_path):
     ("content", "says"),
     [
         ("", "is empty"),
-        ("not json", "cannot read the recording"),
+        ("not json", "line 1: not JSON"),
         ('{"prompt": "a"}', "line 1: give"),
     ],
 )
@@ -284,7 +284,7 @@ def test_places_know_the_recorded_path(tmp_path):
 def test_an_empty_recording_ends_at_once():
     runs = RecordedRuns([RecordedRun("e", (1, 2), ())])
     trace = replay_run(Greedy(), runs, runs.runs[0])
-    assert trace.new_tokens == [] and trace.steps == []
+    assert trace.new_tokens == () == trace.steps
 
 
 def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):

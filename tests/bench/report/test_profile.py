@@ -5,7 +5,7 @@ import pytest
 from measured import measured, sample
 
 from ouroboros.bench.report.plots import step_time, verify_cost
-from ouroboros.bench.report.profile import Profile, call_frame, packed_frame, step_means
+from ouroboros.bench.report.profile import Profile, call_frame, step_means
 from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
@@ -61,18 +61,11 @@ def test_a_call_is_compared_with_its_floor():
 
 def test_tables_and_plots(samples):
     facts = measured(samples).facts
-    timed = {"rows": [1, 4], "plain_ms": [2.0, 9.0], "packed_ms": [3.0, 3.5], "used": [4]}
-    packed = packed_frame({"target": {"layers": 8, "bytes": 99, **timed}, "draft": {}})
-    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), packed)
+    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples))
     assert list(found.tables()["floor"]["floor share"]) == ["60%"]
     assert list(found.tables()["steps"]["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.tables()["steps"]["host ms"].tolist() == ["2.00", "-", "-"]
     text = found.markdown()
     assert "12.0 ± 0.5" in text
     assert found.to_dict()["steps"][1]["draft_ms"] is None
-    assert found.tables()["packed"].iloc[:, 1:].values.tolist() == [
-        ["1", "2.00", "3.00", "plain"],
-        ["4", "9.00", "3.50", "packed"],
-    ]
-    assert "with prepacked weights" in text
     assert verify_cost(found.calls).axes and step_time(found.steps).axes

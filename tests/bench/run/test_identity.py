@@ -46,11 +46,11 @@ def config(tmp_path) -> RunConfig:
     "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
 )
 def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
-    before = describe(config, [])["identity"]
+    before = describe(config, [])["contents"]
     (tmp_path / "target" / "README.md").write_text("no part of the model")
-    assert describe(config, [])["identity"] == before
+    assert describe(config, [])["contents"] == before
     (tmp_path / name).write_text("other")
-    assert describe(config, [])["identity"] != before
+    assert describe(config, [])["contents"] != before
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
@@ -100,7 +100,7 @@ def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts)
 def test_the_sources_are_all_files_that_samples_depend_on():
     files = {path.as_posix() for path in code_files()}
     tasks = ("tasks/gsm8k.py", "tasks/examples/gsm8k.jsonl", "tasks/templates.yaml")
-    run = ("run/run.py", "run/config.py", "run/tree_recorder.py", "run/loop.py", "metrics/meter.py")
+    run = ("run/run.py", "run/config.py", "run/tree_recorder.py", "run/loop.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
     engine = ("decode.py", "engine/model.py", "drafters/ouroboros.py", "costs/epyc.yaml")
     assert {f"ouroboros/{name}" for name in engine} <= files

@@ -20,6 +20,13 @@ from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 
+def test_on_a_cpu_only_time_is_known():
+    meter = loop.Meter(tiny_pair())
+    meter.start()
+    cost = meter.stop()
+    assert cost.pop("wall_s") >= 0 and cost == {"peak_bytes": None}
+
+
 class Counting(TextTask):
     """Scores the number of characters, and counts how often it was asked."""
 

@@ -18,7 +18,6 @@ from processes import killed
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import AUDIT, SAMPLES, ResultsFolder
-from ouroboros.bench.run.run import sigterm_interrupts
 
 KILLS = 20
 TASK = TextTask(*("abcdefgh"[i:] * 3 for i in range(8)))
@@ -114,13 +113,6 @@ def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_ste
     assert counts(parts.load_samples()) == counts(whole.load_samples())
     kept = {f"pool-{name}.json" for name in ("ouroboros", "suffix", "recycling", "racer")}
     assert {p.name for p in whole.path.glob("pool-*")} == kept
-
-
-def test_sigterm_interrupts_a_run_as_ctrl_c_does():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkeypatch):

@@ -27,7 +27,6 @@ from ouroboros.engine.parallel.ranks import (
     own_gpu,
 )
 from ouroboros.engine.parallel.sharded import ShardedModel
-from ouroboros.testing import RandomTrees
 
 CASES = [(torch.float32, argmax), (torch.float64, Sampler(temperature=0.8, seed=3))]
 
@@ -137,7 +136,7 @@ def test_every_rank_scores_the_first_ranks_tree():
     """Each rank has a drafter that proposes other trees; probes and reads are sent too."""
 
     def work(ranks):
-        drafter = OnFirstRank(RandomTrees(list(range(13)), seed=ranks.rank), ranks)
+        drafter = OnFirstRank(RandomDrafter(list(range(13)), seed=ranks.rank), ranks)
         return [alone(proposed(drafter, [5, 6], 9)) for _ in range(30)]
 
     own, sent = together(2, work)
