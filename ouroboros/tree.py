@@ -180,7 +180,7 @@ class TokenTree:
     @cached_property
     def is_chain(self) -> bool:
         """Whether each node is the child of the previous node, so that a causal mask suffices."""
-        return self.parents == tuple(range(-1, len(self) - 1))
+        return int(self._depths[-1]) == len(self) - 1
 
     def pruned(self, max_depth: int) -> TokenTree:
         """Return the tree without nodes deeper than `max_depth`; the root is always kept."""

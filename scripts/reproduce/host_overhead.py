@@ -2,9 +2,9 @@
 
     python scripts/reproduce/host_overhead.py
 
-The text is this project's source in the reference tokenizer. For each of `DECODERS` and context:
-milliseconds of host work per step (the minimum over repeats, each a mean over steps). The last line
-on stdout is one JSON document.
+The text is this project's source in the reference tokenizer. For each of `DECODERS` and context,
+and for several sequences together: milliseconds of host work per sequence and step (the minimum
+over repeats, each a mean over steps). The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.costs import UNTIMED
-from ouroboros.decode import Drafter, stream
+from ouroboros.decode import Decoding, begin, together
 from ouroboros.decoder_factory import decoder_config, decoder_factories
 from ouroboros.select import Ranked, TokenSelector
-from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 DECODERS = ["greedy", "speculative", "lookahead", "prompt_lookup", "ouroboros", "ouroboros_paper"]
@@ -38,6 +36,7 @@ CONTEXTS = [512, 2048, 8192]
 TOKENS = 400  # new tokens in each repeat
 REPEATS = 5
 AGREEMENT = 0.85  # of draft and target
+BATCH = "h200-34b-6b", 8  # costs and number of sequences of the batch, at the shortest context
 
 
 class Script(TokenSelector):
@@ -78,24 +77,32 @@ def draft_script(text: Sequence[int], agreement: float) -> Script:
     return Script(tokens, shares)
 
 
-def host_steps(
-    drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
-) -> Iterator[tuple[float, StepRecord]]:
-    """Decode `script.text` after its first `prompt` tokens, `drafting` being the draft's selector;
-    yield the host seconds of each step after the first (the prefill's), and its trace."""
-    steps = stream(
-        ScriptedModel(),  # type: ignore[arg-type]
-        Drafting(drafter, drafting),
-        script.text[:prompt],
-        max_new=max_new,
-        choose=script,
-    )
-    started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
-    for trace in steps:
-        now, found = time.perf_counter(), script.spent_s + drafting.spent_s
-        if len(trace.steps) > 1:
-            yield now - started - (found - spent), trace.steps[-1]
-        started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
+def host_time(
+    make: Callable[[], Any],
+    scripts: Sequence[tuple[Script, Script]],
+    *,
+    prompt: int,
+    max_new: int,
+) -> tuple[float, list[Decoding]]:
+    """Decode a text per pair of `scripts`, the target's and the draft's, after its first `prompt`
+    tokens, all of them together. Return the host seconds per sequence and step, without the first
+    step (the prefill's), and the decodings."""
+
+    def spent_s() -> float:
+        return sum(script.spent_s for pair in scripts for script in pair)
+
+    target: Any = ScriptedModel()
+    decodings = [
+        begin(target, Drafting(make(), draft), own.text[:prompt], max_new=max_new, choose=own)
+        for own, draft in scripts
+    ]
+    steps = together(decodings, len(scripts))
+    next(steps)
+    started = time.perf_counter() - spent_s()
+    for _ in steps:
+        pass
+    seconds = time.perf_counter() - spent_s() - started
+    return seconds / sum(len(decoding.trace.steps) - 1 for decoding in decodings), decodings
 
 
 def host_overhead() -> None:
@@ -103,17 +110,19 @@ def host_overhead() -> None:
     tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)
-    script, drafting = Script(text), draft_script(text, AGREEMENT)
     draft: Any = ScriptedModel()
     configs = {name: decoder_config(name) for name in DECODERS}
-    drafters: Any = decoder_factories(configs, draft, load_costs(UNTIMED), guard=False)
     rows = []
-    for (name, make), context in product(drafters.items(), CONTEXTS):
-        times = []
-        for _ in range(REPEATS):
-            steps = host_steps(make(), script, drafting, prompt=context, max_new=TOKENS)
-            times.append(fmean(seconds for seconds, _ in steps))
-        rows.append({"decoder": name, "context": context, "ms_per_step": 1e3 * min(times)})
+    for costs, size, contexts in ((UNTIMED, 1, CONTEXTS), (*BATCH, CONTEXTS[:1])):
+        parts = [text[i * len(text) // size :] for i in range(size)]
+        scripts = [(Script(part), draft_script(part, AGREEMENT)) for part in parts]
+        made: Any = decoder_factories(configs, draft, load_costs(costs), guard=False)
+        for (name, make), context in product(made.items(), contexts):
+            times = [
+                host_time(make, scripts, prompt=context, max_new=TOKENS)[0] for _ in range(REPEATS)
+            ]
+            row = {"decoder": name, "sequences": size, "context": context}
+            rows.append({**row, "ms_per_step": 1e3 * min(times)})
     print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".3f"))
     print(json.dumps(rows))
 

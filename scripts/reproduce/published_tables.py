@@ -260,11 +260,14 @@ def tuning(*paths: Path) -> Table:
 
 
 def host(path: Path) -> Table:
-    """Return host milliseconds per step, by decoder (rows) and context length (columns)."""
+    """Return host milliseconds per sequence and step, by decoder (rows) and context length or
+    number of sequences (columns)."""
     rows: dict[str, dict] = {}
     for row in read(path, "host.json"):
         cells = rows.setdefault(row["decoder"], {"decoder": title(row["decoder"])})
-        cells[f"{row['context']} tokens"] = cell(row["ms_per_step"])
+        alone = row.get("sequences", 1) == 1
+        column = f"{row['context']} tokens" if alone else f"{row['sequences']} sequences"
+        cells[column] = cell(row["ms_per_step"])
     return pd.DataFrame(rows.values()), ["host time per step in ms, by context length"]
 
 

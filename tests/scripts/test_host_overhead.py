@@ -7,7 +7,7 @@ import random
 
 import host_overhead
 import pytest
-from host_overhead import Script, draft_script, host_steps
+from host_overhead import Script, draft_script, host_time
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
 
 from ouroboros import Ouroboros, OuroborosPaper
@@ -27,17 +27,17 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_every_drafter_follows_the_script_in_the_same_steps(name):
+def test_every_drafter_follows_the_script_in_the_same_steps(name, size):
     """The time that the scripts themselves take is left out."""
-    counts = []
+    counts, draft = [], ScriptedModel()
     for _ in range(2):
-        script, drafting = Script(TEXT), draft_script(TEXT, 0.8)
-        drafter = DRAFTERS[name](ScriptedModel())
-        steps = list(host_steps(drafter, script, drafting, prompt=50, max_new=200))
-        assert script.spent_s > 0 and all(seconds > 0 for seconds, _ in steps)
-        assert sum(step.new for _, step in steps) >= 180
-        counts.append([(step.draft_calls, step.new) for _, step in steps])
+        scripts = [(Script(TEXT[i:]), draft_script(TEXT[i:], 0.8)) for i in range(size)]
+        seconds, rows = host_time(lambda: DRAFTERS[name](draft), scripts, prompt=50, max_new=200)
+        assert seconds > 0 and all(script.spent_s > 0 for script, _ in scripts)
+        assert [row.trace.tokens for row in rows] == [TEXT[i : i + 250] for i in range(size)]
+        counts.append([(s.draft_calls, s.new) for row in rows for s in row.trace.steps])
     assert counts[0] == counts[1]
 
 
@@ -49,9 +49,10 @@ def test_a_draft_agrees_as_often_as_it_is_told():
 
 def test_the_script_prints_a_table_and_one_document(capsys, monkeypatch):
     monkeypatch.setattr(host_overhead, "DECODERS", ["greedy", "ouroboros"])
-    for name, value in (("CONTEXTS", [64]), ("TOKENS", 20), ("REPEATS", 1)):
+    for name, value in (("CONTEXTS", [64]), ("TOKENS", 20), ("REPEATS", 1), ("BATCH", ("flat", 2))):
         monkeypatch.setattr(host_overhead, name, value)
     host_overhead.host_overhead()
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [(row["decoder"], row["context"]) for row in rows] == [("greedy", 64), ("ouroboros", 64)]
+    named = [(row["decoder"], row["sequences"]) for row in rows]
+    assert named == [("greedy", 1), ("ouroboros", 1), ("greedy", 2), ("ouroboros", 2)]
     assert all(row["ms_per_step"] > 0 for row in rows)

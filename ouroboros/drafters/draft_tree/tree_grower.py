@@ -154,14 +154,9 @@ class TreeGrower:
         if ids.shape[1] > state.RANKS:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {state.RANKS}")
         self._reserve(0, int(ids.max()))
-        count = grow.add_rankings(
-            self.states,
-            self.memory,
-            np.ascontiguousarray(ids, np.int64),
-            np.ascontiguousarray(scores, np.float64),
-            np.ascontiguousarray(shares, np.float64),
-        )
-        return self._draft_tree(count)
+        reals = (np.ascontiguousarray(values, np.float64) for values in (scores, shares))
+        ranked = np.ascontiguousarray(ids, np.int64), *reals
+        return self._draft_tree(grow.add_rankings(self.states, self.memory, *ranked))
 
     def _draft_tree(self, count: int) -> TokenTree | None:
         if not count:
