@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import count, islice
 from types import GeneratorType
 from typing import Protocol, runtime_checkable
@@ -323,7 +323,7 @@ def together(
         except Exception as error:
             outcomes = [error]
         if size > 1:
-            _divide_time(working, outcomes, time.perf_counter() - started)
+            _divide_time(outcomes, time.perf_counter() - started)
         for decoding, outcome in zip(working, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 if on_error is None:
@@ -334,17 +334,14 @@ def together(
         live = [decoding for decoding in live if decoding.left > 0]
 
 
-def _divide_time(
-    decodings: Sequence[Decoding], outcomes: Sequence[StepRecord | Exception], seconds: float
-) -> None:
+def _divide_time(outcomes: Sequence[StepRecord | Exception], seconds: float) -> None:
     """Divide the time of a joint step equally among the records of its sequences."""
     records = [record for record in outcomes if isinstance(record, StepRecord)]
     rows, names = max(1, len(records)), ("draft_s", "verify_s", "wait_s")
     shares = {name: sum(getattr(record, name) for record in records) / rows for name in names}
     shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
-    for decoding, record in zip(decodings, outcomes, strict=True):
-        if isinstance(record, StepRecord):
-            decoding.trace.steps[-1] = replace(record, rows=rows, **shares)
+    for record in records:
+        vars(record).update(shares, rows=rows)  # `replace` would take a tenth of a plain step
 
 
 def stream(
