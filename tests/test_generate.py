@@ -359,7 +359,8 @@ def test_transformers_deprecation_of_its_own_calls_is_not_logged(models):
     logging.Logger.warning_once.cache_clear()
     LOG.addHandler(handler)
     draft = CachedModel(copy.deepcopy(models[2]))
-    HFGenerate("assisted", draft=draft).run(CachedModel(models[0]), IDS[0].tolist(), max_new=8)
+    peer = HFGenerate("assisted", draft=draft)
+    run_peer(peer, CachedModel(models[0]), IDS[0].tolist(), max_new=8)
     LOG.warning("another")
     LOG.removeHandler(handler)
     assert messages == ["another"] and not LOG.filters
