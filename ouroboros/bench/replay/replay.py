@@ -277,6 +277,10 @@ def replay_together(
 
 
 def _sample(run: RecordedRun, name: str, trace: DecodeTrace) -> Sample:
+    """Return the sample of a replay, without tokens after the recorded run's stop string."""
+    length = len(run.new_tokens)
+    if run.finish == "stop" and len(trace.new_tokens) >= length:
+        trace = cut(trace, length)
     return Sample(
         *(run.example, name, run.repeat, 0, len(run.prompt)),
         new_tokens=tuple(trace.new_tokens),
@@ -310,9 +314,7 @@ def replay(
         own = begun(drafter, recorded, run, max_new=max_new, rates=rates)
         for _ in together([own], 1):
             at_recorded_end(own, run)
-        length = len(run.new_tokens)
-        whole = run.finish != "stop" or length > (max_new or recorded.max_new or length)
-        samples.append(_sample(run, name, own.trace if whole else cut(own.trace, length)))
+        samples.append(_sample(run, name, own.trace))
     return samples
 
 
