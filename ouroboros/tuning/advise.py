@@ -152,9 +152,11 @@ def batch_table(
                 plain_s, spent_s = (
                     sum(step_s(t) for s in of for t in s.steps) for of in (plain, ours)
                 )
-                rate = sum(len(sample.new_tokens) for sample in ours) / spent_s
+                tokens = sum(len(sample.new_tokens) for sample in ours)
+                waited_s = sum(t.rows * step_s(t) for s in ours for t in s.steps)
                 reached, needed, _ = break_even(plain, ours)
-                row = rate, rate / size, plain_s / spent_s, reached, needed, None
+                speeds = tokens / spent_s, tokens / waited_s, plain_s / spent_s
+                row = *speeds, reached, needed, None
             except ValueError as error:
                 row = *row[1:], str(error)
             rows.append((size, name, *row))

@@ -143,6 +143,15 @@ def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
     assert code == 2 and "batch_size= needs costs" in err
 
 
+def test_the_speed_of_each_user_does_not_depend_on_when_the_others_end(run_replay, saved_pair):
+    rows = [{"prompt": "abcabc", "completion": "abcabcabcdab" * n} for n in (1, 9)]
+    (saved_pair / "uneven.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["recording=uneven.jsonl", "decoder=[greedy]", "batch_size=[1,4]"]
+    code, document, err = run_replay(*given, "costs={verify_ms: {1: 10, 16: 10}}")
+    assert code == 0, err
+    assert [row["tokens/s/user"] for row in document["batches"]] == pytest.approx([100, 100])
+
+
 def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
     run_replay, saved_pair
 ):
