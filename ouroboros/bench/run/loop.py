@@ -419,13 +419,17 @@ class StopStrings:
     """Finds the first stop string in a growing completion. Call it after each step.
 
     Only the tail is decoded: the tokens since the last call, plus as many tokens before them as the
-    longest stop string has bytes, because a token has at least one byte.
+    longest stop string has bytes, because a token has at least one byte. Special tokens are part of
+    the text only if a stop string contains one.
     """
 
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
         if "" in strings:
             raise ValueError("a stop string is empty: it would end every completion at once")
         self.tokenizer, self.strings = tokenizer, tuple(strings)
+        added = tokenizer.added_tokens_decoder.values() if self.strings else ()
+        special = [token.content for token in added if token.special]
+        self._skip_special = not any(token in s for token in special for s in self.strings)
         self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
         self._seen = 0
 
@@ -446,11 +450,12 @@ class StopStrings:
         return None
 
     def _stops(self, tokens: Sequence[int]) -> bool:
-        text = text_of(self.tokenizer, tokens)
+        text = text_of(self.tokenizer, tokens, skip_special=self._skip_special)
         return any(string in text for string in self.strings)
 
 
-def text_of(tokenizer, tokens: Sequence[int]) -> str:
-    """Decode tokens to their exact text, without clean-up of spaces and without special tokens."""
-    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+def text_of(tokenizer, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+    """Decode tokens to their exact text, without clean-up of spaces; by default without special
+    tokens."""
+    options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     return tokenizer.decode(list(tokens), **options)

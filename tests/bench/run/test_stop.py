@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from bench_models import TextTask, bench_of, byte_tokenizer
+from bench_models import EOS, TextTask, bench_of, byte_tokenizer
 from ouroboros.baselines import PromptLookup, Speculative
 
 from ouroboros.bench.run.loop import StopStrings, text_of
@@ -39,6 +39,13 @@ def test_no_stop_strings_never_stop_and_an_empty_one_is_refused():
     assert StopStrings(TOKENIZER, ())(TOKENIZER("\ndef").input_ids) is None
     with pytest.raises(ValueError, match="empty"):
         StopStrings(TOKENIZER, ("",))
+
+
+def test_a_special_token_may_be_a_stop_string():
+    tokens = [*TOKENIZER("abc").input_ids, TOKENIZER.eos_token_id, *TOKENIZER("de").input_ids]
+    stop = StopStrings(TOKENIZER, ("\n", EOS))
+    assert stop(tokens[:2]) is None and stop(tokens) == 3
+    assert text_of(TOKENIZER, tokens[:3]) == "abc"
 
 
 def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():
