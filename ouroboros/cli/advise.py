@@ -103,7 +103,9 @@ def print_advice(
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" else None
-            ratios = one.speedup, None if timed is None else speedup(live[PLAIN], timed)
+            equal = not one.failed  # rejection sampling, which is not replayed, gives other texts
+            measured = None if timed is None else speedup(live[PLAIN], timed, equal=equal)
+            ratios = one.speedup, measured
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
             shares = (f"{100 * share:.0f}" for share in (one.shares or {}).values())
             texts = (ratio and ratio.text(unit="x") for ratio in ratios)

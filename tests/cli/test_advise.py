@@ -1,6 +1,7 @@
 """`ouroboros advise` end to end on a tiny pair: measured, from a folder, from counts, assumed."""
 
 import json
+import re
 
 import advice_check
 import pytest
@@ -90,6 +91,19 @@ def test_predictions_are_held_against_runs(run_bench, recorded, saved_pair, monk
         assert len(point["elsewhere"]) == 2
     text = (saved_pair / "checked" / "check.md").read_text()
     assert text in capsys.readouterr().out and "Costs measured separately" in text
+
+
+def test_measured_speedups_compare_equal_completions(run_bench, run_advise, saved_pair):
+    names = "decoder=[greedy,prompt_lookup]"
+    assert run_bench(names, *COUNTS[:-1], "timing=true", "results_dir=unequal")[0] == 0
+    path = saved_pair / "unequal" / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["new_tokens"][-1] += row["decoder"] != "greedy"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, _, err = run_advise("runs=unequal", "decoder=[prompt_lookup]", "search=false")
+    (line,) = [line for line in out.splitlines() if line.startswith("prompt_lookup  ")]
+    assert re.split("  +", line)[4] == "-", err
 
 
 def test_a_machine_that_is_not_at_hand(run_advise, recorded):
