@@ -173,11 +173,11 @@ batch_h200() {
     "decoder=[speculative,speculative_adaptive,suffix_hybrid,prompt_lookup,ouroboros]"
 }
 
-# Prompts of 512, 2k and 8k tokens. 3 runs of 3 minutes.
+# Prompts of 512, 2k and 8k tokens. 1, 2 and 6 minutes.
 context_length() {
   for length in 512 2048 8192; do
     bench context_length/c$length experiment=context_length hydra.mode=RUN \
-      context_tokens=$length task.limit=3 task.stride=50 audit=none
+      context_tokens=$length max_new=128 task.limit=8 task.stride=20 audit=none
   done
 }
 
