@@ -218,10 +218,11 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
         yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
         yield "model.dtype=float32 avoids this"
     if len(runners) > 1:
-        at = first_mismatch(*(runner.tokens for runner in runners))
+        done, least = all(r.done for r in runners), min(len(r.tokens) for r in runners)
+        at = first_mismatch(*(r.tokens if done else r.tokens[:least] for r in runners))
         yield "the decoders took turns; each was timed separately"
         if at is None:
-            yield "the same text, token for token"
+            yield "the same text, token for token" + f", up to token {least}" * (not done)
         else:
             yield f"warning: the texts differ from token {at + 1} on: a numeric tie, or a bug;"
             yield "'ouroboros audit' finds out which, for a run of 'ouroboros bench'"

@@ -145,6 +145,16 @@ def test_texts_that_differ_are_a_warning():
     assert "warning: the texts differ from token 2 on: a numeric tie, or a bug;" in lines
 
 
+def test_an_interrupted_race_compares_what_both_have():
+    runners = runner_of("greedy"), runner_of("ouroboros")
+    runners[0].tokens, runners[1].tokens = [1, 2], [1, 2, 3]
+    for done, said in ((False, "the same text, token for token, up to token 2"), (True, "warning")):
+        for one in runners:
+            one.done = done
+        lines = [str(line) for line in closing_lines(runners, Console(file=io.StringIO()))]
+        assert any(line.startswith(said) for line in lines)
+
+
 def test_a_race_is_of_the_same_text(told):
     code, out, _ = told("def f", "--max-new", "8", "--race", "--temperature", "0.8", "--seed", "3")
     assert code == 0 and "== greedy" in out and "== ouroboros" in out
