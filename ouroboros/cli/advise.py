@@ -71,7 +71,7 @@ def advise(options: dict) -> tuple[int, dict]:
     own_task = task if any(option.startswith("task") for option in overrides) else None
     given: dict[str, Any] = {"costs": costs, "rates": rates}
     if options["runs"]:
-        if any(map(needs_draft, decoders.values())):
+        if Path(options["runs"]).is_dir() and any(map(needs_draft, decoders.values())):
             check_draft(spec, ResultsFolder(options["runs"]).load_run(), overrides)
         evidence = recorded_evidence(options["runs"], spec, decoders, task=own_task, **given)
     elif task is None:

@@ -215,7 +215,7 @@ def audit(add: Callable) -> None:
     (standard decoding) with transformers' own forward, in float64 and with calls
     of 1, 8 and all tokens, and the completions of other decoders with greedy's.
     Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG, and 2
-    if the verdict on a completion is "not judged".
+    if a completion is "not judged" or "not measured".
 
     To audit completions of any engine at temperature 0:
 

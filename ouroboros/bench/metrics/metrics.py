@@ -365,7 +365,8 @@ METRICS = Registry(
            priced=True, interval=True,
            **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
     Metric("calls_per_token", "calls/token", lambda samples: intervals.pooled(samples, "calls"),
-           "(Target calls + draft cost x draft calls) / new tokens, for calls of any size.",
+           "(Target calls + draft cost x draft calls) / new tokens, for calls of any size; a call "
+           "of two forward passes counts twice.",
            interval=True, instead_of="output_throughput",
            **{**COUNT, "digits": 3, "tables": "default counts headline comparison"}),
     Metric("draft_calls_per_token", "draft calls/token",

@@ -74,6 +74,8 @@ class Measured:
         arithmetic = ", ".join([model["dtype"], *quantised, *engines])
         temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
         words = f"T={temperature:g}" if temperature else "greedy (T=0)"
+        for name, off in {"top_k": 0, "top_p": 1.0, "min_p": 0.0}.items() if temperature else ():
+            words += f", {name}={value:g}" if (value := sampling.get(name, off)) != off else ""
         words += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
 
         machine, versions = (run["provenance"][key] for key in ("machine", "versions"))

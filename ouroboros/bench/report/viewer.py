@@ -56,7 +56,7 @@ def viewer_run(
         )
     split = splitter(found)
     prompts: dict[str, dict[str, Sample]] = {}
-    for sample in measured.samples:
+    for sample in sorted(measured.samples, key=lambda sample: sample.repeat):
         prompts.setdefault(sample.example, {}).setdefault(sample.decoder, sample)
     total = sum(len(s.new_tokens) for samples in prompts.values() for s in samples.values())
     count = len(prompts) if total <= most_tokens else max(1, len(prompts) * most_tokens // total)

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from measured import RUN, greedy_and_fast, measured_trees, sample, step, write_run
+from measured import RUN, greedy_and_fast, measured, measured_trees, sample, step, write_run
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -74,6 +74,12 @@ def test_a_run_of_models_given_by_paths_keeps_its_tokenizer(tmp_path):
     folder.write_tokenizer(tokenizer)
     (shown,) = viewer_run(load(tmp_path), "x", most_tokens=99)["prompts"]
     assert "".join(shown["samples"]["greedy"]["pieces"]) == "def f(x):"
+
+
+def test_the_viewer_shows_the_first_repeat_in_any_order():
+    again = [sample("a", "greedy", [step(0, 0)], tokens=(n,), repeat=n) for n in (1, 0)]
+    (shown,) = viewer_run(measured(again), "x", most_tokens=9)["prompts"]
+    assert shown["samples"]["greedy"]["pieces"] == ["0 "]
 
 
 def test_the_viewer_has_the_trees(tmp_path):

@@ -73,6 +73,9 @@ def test_the_title_counts_what_was_measured():
     assert "toy, 2 prompts x 6 tokens" in whole.title and not whole.incomplete
     stopped = summarise(measured(samples_wanted=4, status="interrupted"))
     assert "'interrupted'" in to_markdown(stopped)
+    sampling = {"temperature": 0.8, "top_k": 0, "top_p": 0.9, "repetition_penalty": 1.1}
+    title = measured(sampling=sampling).facts.title
+    assert "T=0.8, top_p=0.9, repetition penalty 1.1 · " in title
     long = summarise(measured(config={"context_tokens": 2048})).facts
     assert "toy, 2 prompts of 2048 tokens x " in long.title
 
