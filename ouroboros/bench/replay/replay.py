@@ -244,11 +244,11 @@ def replay_together(
     that `costs` predict for the joint steps.
 
     `make` is called `size` times; each of these drafters decodes one run at a time. `name` is the
-    decoder's name in the samples and in `costs`. All runs are repeated until there are `FULL` x
-    `size` or more. Raises `ValueError` as `replay` and `Costs.joint_step_ms` do.
+    decoder's name in the samples and in `costs`. All runs with new tokens are repeated until there
+    are `FULL` x `size` or more. Raises `ValueError` as `replay` and `Costs.joint_step_ms` do.
     """
-    count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
-    runs = islice(cycle(recorded.runs), count)
+    texts = [run for run in recorded.runs if run.new_tokens]
+    runs = islice(cycle(texts), len(texts) * math.ceil(FULL * size / max(1, len(texts))))
     free, places = [make() for _ in range(size)], dict[Decoding, tuple[RecordedRun, Any]]()
     samples, plain_ms, host_ms = list[Sample](), costs.host_of(PLAIN), costs.host_of(name)
 

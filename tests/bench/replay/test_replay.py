@@ -285,7 +285,8 @@ def test_places_know_the_recorded_path(tmp_path):
 def test_batches_end_at_the_recorded_stop_string():
     text = (5, 6, 7, 8, 9) * 4
     ends = [RecordedRun(str(end), text[:6], text[6:end]) for end in range(14, 18)]
-    recorded, costs = RecordedRuns(ends, max_new=64), Costs.load("epyc")
+    empty = RecordedRun("empty", text[:6], ())
+    recorded, costs = RecordedRuns([empty, *ends], max_new=64), Costs.load("epyc")
 
     def made() -> PromptLookup:
         return PromptLookup(max_ngram_size=2, num_tokens=6)
