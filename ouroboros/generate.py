@@ -56,6 +56,8 @@ UNSUPPORTED: dict[str, tuple] = {
     "cache_implementation": ("dynamic",),
 }
 """Options that token trees cannot support, each with the values (besides None) still allowed."""
+ASSISTANTS = {name for name in FIELDS if "assistant" in name} | {"max_matching_ngram_size"}
+"""Options of transformers' own assisted generation, which have no effect."""
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
 """Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
@@ -158,6 +160,8 @@ def generate(
         )
     own = {name: value for name, value in options.items() if name in FIELDS}
     settings = {n: value for n, value in options.items() if n not in own and value is not None}
+    for name in sorted(own.keys() & ASSISTANTS):
+        log.warning(f"{name} has no effect: give the settings of decoder={decoder!r} instead")
     for name in ("max_new_tokens", "max_length"):
         if isinstance(value := own.get(name), str):
             raise ValueError(f"{name}={value!r} is text: give a whole number")

@@ -318,6 +318,16 @@ def test_the_models_own_configuration_is_honoured_whole(models, door):
     assert run(door, model, IDS, generation_config=given, **rule)[0].tolist() == expected
 
 
+def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
+    model, draft = models[:2]
+    options = {"draft": draft, "max_new_tokens": 2}
+    generate(model, IDS, num_assistant_tokens=9, decoder="speculative", **options)
+    assert "num_assistant_tokens has no effect: give the settings of decoder='spec" in caplog.text
+    caplog.clear()
+    generate(model, IDS, gamma=9, decoder="speculative", **options)
+    assert "has no effect" not in caplog.text
+
+
 @both_doors
 def test_a_seed_without_sampling_is_a_warning(models, door, caplog):
     run(door, models[0], IDS, seed=3, max_new_tokens=2)
