@@ -235,11 +235,12 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
 def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
     """Write a frame to `stem`.csv and `stem`.tex. The latter needs \\usepackage{booktabs}; its
     label is tab:<name of the file>."""
-    frame.to_csv(stem.with_suffix(".csv"), index=False)
+    csv, tex = (stem.with_name(f"{stem.name}.{kind}") for kind in ("csv", "tex"))  # "0.5" stays
+    frame.to_csv(csv, index=False)
     caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
     options: Any = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
     label = f"tab:{stem.name}"
-    frame.to_latex(stem.with_suffix(".tex"), caption=caption, label=label, **options)
+    frame.to_latex(tex, caption=caption, label=label, **options)
 
 
 def _across(

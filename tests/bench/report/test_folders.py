@@ -124,6 +124,14 @@ def test_folders_of_the_same_name_are_all_reported(tmp_path, capsys):
         assert (found / f"tables/{place}-run-counts.csv").exists()
 
 
+def test_runs_of_a_swept_fraction_have_their_own_tables(tmp_path):
+    sweep(tmp_path / "sweep", values=(0.5, 0.8))
+    assert report(tmp_path / "sweep") == 0
+    names = {path.name for path in (tmp_path / "sweep/report/tables").iterdir()}
+    wanted = {f"gamma-{g}-{t}" for g in (0.5, 0.8) for t in ("default", "counts")}
+    assert {f"{one}.{kind}" for one in wanted for kind in ("csv", "tex")} <= names
+
+
 def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
