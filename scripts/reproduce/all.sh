@@ -153,11 +153,12 @@ peers() {
 tasks() { for_each_task timed_task; }
 timed_task() { bench tasks/$1 $2 task.limit=10 max_new=48 model.dtype=auto; }
 
-# Batches of 1 to 16 prompts, refilled or static. 9 runs of 2 minutes, then the plots.
+# Batches of 1 to 16 prompts, refilled or static. 9 runs of 1 to 2 minutes, then the plots.
 batch() {
   for size in 1 2 4 8 16; do
     bench batch/refilled/b$size experiment=batch hydra.mode=RUN batch_size=$size refill=true
-    [ $size = 1 ] || bench batch/static/b$size experiment=batch hydra.mode=RUN batch_size=$size
+    [ $size = 1 ] ||
+      bench batch/static/b$size experiment=batch hydra.mode=RUN batch_size=$size repeats=3
   done
   for kind in refilled static; do
     step batch $kind.png bash -c "$PYTHON -m ouroboros report $RESULTS/batch/$kind \
