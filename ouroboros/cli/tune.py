@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.conf import FOLDER
+from ouroboros.costs import Costs
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
@@ -38,6 +40,14 @@ found the configured settings are; best by ...: the same for the settings that a
 other costs."""
 
 
+def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
+    """Load costs; return them by their names or, of files, by the part before the suffix. If two
+    are equal, all are named as given."""
+    stems = [Path(source).stem for source in sources]
+    names = stems if len(set(stems)) == len(set(sources)) else sources
+    return dict(zip(names, map(load_costs, sources), strict=True))
+
+
 def tune(options: argparse.Namespace) -> tuple[int, dict]:
     """Tune every decoder for each of the costs, write and print the report; return 0 and the best
     settings, {decoder: {name of costs: settings}}."""
@@ -49,12 +59,12 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
     torch.set_num_threads(config.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
-    tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in paths}
-    costs: Any = {Path(name).stem: load_costs(name) for name in options.costs}
+    tasks = [Prompts(path=path, stop=STOP) for path in paths]
+    costs: Any = named_costs(options.costs)
     pair = load_pair(config.model, with_draft=config.needs_draft)
     print(DURATION, file=sys.stderr)
     on = []
-    for task in tasks.values():
+    for task in tasks:
         for temperature in options.temperatures:
             sampling = Sampling(seed=options.seed, temperature=temperature)
             examples, limit = task.load()[: options.limit], options.max_new

@@ -7,6 +7,7 @@ from composing import ROOT
 from measured import sample, step
 
 import ouroboros
+from ouroboros.cli.tune import named_costs
 from ouroboros.costs import Costs, Surface
 from ouroboros.tuning.search import SPACES
 from ouroboros.tuning.tune import Machine, speed
@@ -102,3 +103,14 @@ def test_a_setting_is_as_fast_as_its_calls_cost():
     failed = [*three_small, sample("b", "d", [step(0, 0)], error="no memory")]
     assert speed(failed, flat) == 0, "no setting wins by failing"
     assert speed([], flat) == 0
+
+
+def test_costs_in_files_of_one_name_are_all_searched(tmp_path):
+    paths = [tmp_path / place / "costs.json" for place in ("here", "there")]
+    for ms, path in enumerate(paths, start=1):
+        path.parent.mkdir()
+        path.write_text(json.dumps({"verify_ms": {1: ms}}))
+    found = named_costs([*map(str, paths), "epyc"])
+    assert list(found) == [*map(str, paths), "epyc"]
+    assert [found[str(path)].target.call_ms(1, 9) for path in paths] == [1, 2]
+    assert list(named_costs([str(paths[0]), "epyc"])) == ["costs", "epyc"]
