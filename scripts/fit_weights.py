@@ -34,7 +34,7 @@ from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
-from ouroboros.drafters.draft_tree.candidates import Weights, list_options
+from ouroboros.drafters.draft_tree.candidates import MODELS, Weights, list_options
 from ouroboros.drafters.draft_tree.phrase_index import fill_path
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
@@ -59,6 +59,12 @@ class RecordingGrower(TreeGrower):
         super().__init__(weights)
         self.phrase_rows: list[list[float]] = []
         self.draft_rows: list[list[float]] = []
+
+    def rows_of(self, model: str) -> np.ndarray:
+        """Return the rows for a model of `Weights`, by its name."""
+        rows = np.array(self.draft_rows if model.endswith("draft") else self.phrase_rows)
+        ranked = rows[:, PHRASE_FEATURES.index("log2(1 + match of the rankings)")] > 0
+        return rows[ranked == model.startswith("ranked")]
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         for place in path:
@@ -142,18 +148,21 @@ def calibrate(
     for _ in range(ROUNDS):
         fitted, held_out = RecordingGrower(weights), RecordingGrower(weights)
         for number, prompt in enumerate(prompts):
-            for model, temperature in product(drafts, TEMPERATURES):
-                drafter = Ouroboros(model, costs=CHEAP_DRAFT, weights=weights, guard=False)
+            for model, temperature, ranked in product(drafts, TEMPERATURES, (False, True)):
+                options: dict = {"costs": CHEAP_DRAFT, "weights": weights, "guard": False}
+                drafter = Ouroboros(model, runners_up=ranked, **options)
                 drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
                 choose: TokenSelector = argmax
                 if temperature > 0:
                     choose = Sampler(temperature=temperature, seed=number)
                 decode(target, drafter, prompt, max_new=MAX_NEW, eos=eos, choose=choose)
-        index = fit(np.array(fitted.phrase_rows), weights.index)
-        both = fit(np.array(fitted.draft_rows), weights.draft)
-        about["index"] = quality(np.array(held_out.phrase_rows), index)
-        about["draft"] = quality(np.array(held_out.draft_rows), both)
-        weights = Weights(tuple(map(float, index)), tuple(map(float, both)), about)
+        models = {name: getattr(weights, name) for name in MODELS}
+        for name, before in models.items():
+            rows, unseen = fitted.rows_of(name), held_out.rows_of(name)
+            if len(rows) and len(unseen):
+                found = fit(rows, before)
+                models[name], about[name] = tuple(map(float, found)), quality(unseen, found)
+        weights = Weights(**models, about=about)
     return weights
 
 
@@ -176,8 +185,8 @@ def main(words: Sequence[str] | None = None) -> None:
     weights = calibrate(target, draft, prompts, noise=options.noise, eos=eos, pair=pair)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     weights.save(options.out)
-    for view in ("index", "draft"):
-        print(view, weights.about[view])
+    for model in MODELS:
+        print(model, weights.about.get(model, "no observations: the weights stay"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from ouroboros.calls import Bid, Steps, predict
 from ouroboros.costs import Costs, Surface
 from ouroboros.drafters.draft_tree.candidates import Weights
-from ouroboros.drafters.draft_tree.state import RANKS, SIZES
+from ouroboros.drafters.draft_tree.state import RANKS, RUNNERS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
 from ouroboros.drafters.guard import LONG_READ, Guard
 from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
@@ -28,7 +28,7 @@ from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector, TopKRecorder, argmax
+from ouroboros.select import Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
@@ -44,6 +44,8 @@ class Ouroboros:
     - `max_nodes`: size of the largest tree, root included; `children`: largest number of children
       of a node (1: a chain); `draft_nodes`: largest number of new nodes in one draft call
     - `recycle`: turn the target's predictions at rejected nodes into phrases
+    - `runners_up`: also recycle the target's most probable tokens after every node (None: only
+      without a draft model; `recycle=False` turns this off). `choose` then needs a ranking
     - `judge`: also use the draft model's ranking after nodes that have children from phrases
       (False: only after nodes without children)
     - `costs`: call costs: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file; by
@@ -72,6 +74,7 @@ class Ouroboros:
         children: int = 5,
         draft_nodes: int = 24,
         recycle: bool = True,
+        runners_up: bool | None = None,
         judge: bool = True,
         guard: bool = True,
         costs: str | Costs | None = None,
@@ -92,6 +95,9 @@ class Ouroboros:
             judge=judge,
         )
         self.reads_rejected = recycle
+        if runners_up is None:
+            runners_up = draft is None
+        self.ranks = RUNNERS if recycle and runners_up else 0
         costs = costs or default_costs(draft)
         self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
         self.pool_state = pool_state
@@ -172,6 +178,11 @@ class Ouroboros:
             self._pause = 0 if size > 1 or self.drafting_ms else min(self._pause + 1, LONGEST_PAUSE)
         self._proposed = grower.proposal(size)
         return self._proposed
+
+    def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
+        """Take the target's rankings after the nodes of the proposed tree, for `observe`."""
+        if tree is self._proposed:
+            self.grower.store_rankings(ranked.ids, ranked.shares)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from the verified tree; keep accepted nodes in the draft model's cache. Do nothing

@@ -192,6 +192,24 @@ def test_each_model_is_priced_at_the_context_that_it_reads(pair):
     assert drafter.grower.state.draft_cost[1] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("drafted", "settings", "stored"),
+    [
+        (False, {}, True),
+        (True, {"runners_up": True}, True),
+        (True, {}, False),
+        (False, {"runners_up": False}, False),
+        (False, {"recycle": False}, False),
+    ],
+)
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=3)])
+def test_the_targets_runners_up_are_stored_for_every_node(pair, choose, drafted, settings, stored):
+    drafter = Ouroboros(pair[1] if drafted else None, guard=False, **settings)
+    trace = decode(pair[0], drafter, prompt_of(12, 3), max_new=40, choose=choose)
+    scored = sum(step.scored for step in trace.steps)
+    assert drafter.grower.state.rankings == (scored if stored else 0)
+
+
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
     drafter = Ouroboros(draft, costs=EAGER, guard=False)

@@ -10,6 +10,7 @@ from fit_weights import calibrate, main, with_weight_noise
 from tiny import llama, noisy, prompt_of
 
 from ouroboros.drafters.draft_tree.candidates import Weights
+from ouroboros.drafters.draft_tree.state import PHRASE_FEATURES
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -38,10 +39,12 @@ def test_weights_are_fitted_on_runs_of_the_pair(pair, monkeypatch):
     made = calibrate(*pair, prompts, pair="tiny")
     again = calibrate(*pair, prompts, pair="tiny")
     assert made == again != Weights.load()
-    assert made.index[-1] == Weights.load().index[-1], "no text was an earlier one"
+    earlier = PHRASE_FEATURES.index("earlier texts alone")
+    assert made.index[earlier] == Weights.load().index[earlier], "no text was an earlier one"
     for part in ("index", "draft"):
         found = made.about[part]
         assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
+    assert made.ranked_index != Weights.load().ranked_index
     assert made.about["prompts"] == 6 and made.about["pair"] == "tiny"
     worse = calibrate(*pair, prompts, noise=[0.0, 0.5])
     assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]

@@ -3,7 +3,8 @@
 The loop is that of `ouroboros.decode`; the target computes nothing, and the selector looks up its
 tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
 proposes, accepts and counts the same as in the live run, if the draft model computes the same here
-(in bfloat16, near ties may differ between devices). A drafter that reads a prediction that was not
+(in bfloat16, near ties may differ between devices). Ouroboros is replayed without `runners_up`,
+because only the target's choices are recorded. A drafter that reads a prediction that was not
 recorded raises `ValueError`, unless `OffTextRates` simulate predictions.
 """
 
@@ -28,6 +29,7 @@ from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.tree_recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Decoding, Drafter, DrafterCapabilities, RootOnly, begin, together
+from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
@@ -163,7 +165,7 @@ def check_drafter(
             "accepts by rejection sampling, which needs the target's probabilities: replay it with "
             "verification=shared"
         )
-    elif has.ranks:
+    elif has.ranks and not isinstance(drafter, Ouroboros):
         reason = (
             f"learns from the target's {has.ranks} best tokens at each node, and only the best is "
             "recorded: leave it out of decoder=[...] and run it live"
@@ -211,6 +213,7 @@ def begun(
         draft.follow(run.tokens)
     choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
     drafting, name = Drafting(drafter, choose), type(drafter).__name__
+    drafting.ranks = 0  # rankings are not recorded
 
     def propose(tokens: Sequence[int], budget: int) -> Any:
         if isinstance(draft, SimulatedDraft):

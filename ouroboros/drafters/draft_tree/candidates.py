@@ -9,8 +9,14 @@ c_k(t) is the total weight of occurrences that match at least k tokens and conti
 the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences). The share
 of a token in the draft model's ranking is its probability.
 
-Two logistic models turn features (named in `state`) into probabilities: one for nodes with phrases
-alone, one for nodes that the draft model has scored. Invariants: an estimate depends on the text,
+The target ranks tokens after every node that it scores. When the node's token occurs again in the
+same sequence, the tokens of these rankings are candidates too, runners-up included. Their *ranked
+share* is their mean probability, weighted by FADE ** (number of newer rankings) and MATCH ** (match
+length).
+
+Logistic models turn features (named in `state`) into probabilities: one for nodes with phrases
+alone, one for nodes that the draft model has scored, each with other weights where rankings are
+known. Invariants: an estimate depends on the text,
 the path, the ranking, the temperature, the sampler's noise and the learned state, never on the rest
 of the tree; ties keep discovery order; a node's child probabilities sum to at most 1.
 """
@@ -26,18 +32,21 @@ from pathlib import Path
 
 from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.phrase_index import (
+    context_match,
     fill_path,
     find_occurrences,
-    recycled_match,
     token_at,
 )
 from ouroboros.drafters.draft_tree.state import jit
 from ouroboros.noise import gumbel_of, position_key
 
-FORMAT = "ouroboros-estimates-2"
+FORMAT = "ouroboros-estimates-3"
 N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)
+MODELS = {"index": state.PHRASE_FEATURES, "draft": state.DRAFT_FEATURES}
+MODELS |= {f"ranked_{name}": features for name, features in MODELS.items()}
 STRENGTH = 1.5
 FADE = 0.95
+MATCH = 3.0  # base of a ranking's weight, by match length
 RECYCLED_WEIGHT = 1.5  # weight of a recycled prediction / of an occurrence in the text
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
@@ -46,30 +55,31 @@ MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's l
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the two logistic models.
+    """Weights of the logistic models.
 
     - `index`: for nodes with phrases alone, in the order of `PHRASE_FEATURES`
     - `draft`: for nodes that the draft model has scored, in the order of `DRAFT_FEATURES`
+    - `ranked_index`, `ranked_draft`: the same for nodes after whose token the target has ranked
+      tokens before
     - `about`: the prompts and the quality of the fit
     """
 
     index: tuple[float, ...]
     draft: tuple[float, ...]
+    ranked_index: tuple[float, ...]
+    ranked_draft: tuple[float, ...]
     about: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.index) != N_PHRASE or len(self.draft) != N_DRAFT:
-            raise ValueError(
-                f"{len(self.index)} and {len(self.draft)} weights for {N_PHRASE} and {N_DRAFT} "
-                "features: fit them again"
-            )
+        for name, features in MODELS.items():
+            if (count := len(getattr(self, name))) != len(features):
+                raise ValueError(f"{count} weights for {len(features)} features: fit them again")
 
     def save(self, path: str | Path) -> None:
         """Write the weights as JSON."""
         content = {
             "format": FORMAT,
-            "index": dict(zip(state.PHRASE_FEATURES, self.index, strict=True)),
-            "draft": dict(zip(state.DRAFT_FEATURES, self.draft, strict=True)),
+            **{m: dict(zip(names, getattr(self, m), strict=True)) for m, names in MODELS.items()},
             "about": self.about,
         }
         Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -83,9 +93,11 @@ class Weights:
             content = json.loads(where.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise KeyError("format")
-            index = tuple(float(content["index"][name]) for name in state.PHRASE_FEATURES)
-            draft = tuple(float(content["draft"][name]) for name in state.DRAFT_FEATURES)
-            return cls(index, draft, content["about"])
+            models = {
+                model: tuple(float(content[model][name]) for name in names)
+                for model, names in MODELS.items()
+            }
+            return cls(**models, about=content["about"])
         except OSError as error:
             raise ValueError(f"cannot read the weights {where}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -96,17 +108,19 @@ class Weights:
 
 
 def fill_tables(s) -> None:
-    """Fill the lookup tables `recency` (weight of an occurrence by the number of newer ones) and
-    `level_of` (index in ORDERS by match length)."""
+    """Fill the lookup tables `recency` (weight of an occurrence by the number of newer ones),
+    `match_weight` (weight of a ranking by match length) and `level_of` (index in ORDERS by match
+    length)."""
     s.recency[:] = [FADE**age for age in range(state.CANDIDATES)]
+    s.match_weight[:] = [MATCH**length for length in range(state.CONTEXT + 1)]
     lengths = range(state.LONGEST + 1)
     s.level_of[:] = [sum(n >= order for order in state.ORDERS) - 1 for n in lengths]
 
 
 @jit
-def _count(s, m, token, length, kind, weight):
-    """Add `weight` to the candidate `token`, for an occurrence that it follows. `length` is the
-    occurrence's match length, `kind` the bits of its source (see `state`)."""
+def _candidate(s, m, token, kind):
+    """Return the index of the candidate `token`, after adding it if it is new. `kind` has the bits
+    of its source (see `state`)."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES
@@ -117,9 +131,18 @@ def _count(s, m, token, length, kind, weight):
         s.candidate[c] = token
         s.candidate_match[c] = 0
         s.candidate_kind[c] = 0
+        s.runner_share[c] = 0.0
         for level in range(state.LEVELS):
             s.weight[c, level] = 0.0
     s.candidate_kind[c] = s.candidate_kind[c] | kind
+    return c
+
+
+@jit
+def _count(s, m, token, length, kind, weight):
+    """Add `weight` to the candidate `token`, for an occurrence that it follows. `length` is the
+    occurrence's match length, `kind` the bits of its source."""
+    c = _candidate(s, m, token, kind)
     s.candidate_match[c] = max(s.candidate_match[c], length)
     if length > s.longest:
         s.longest = length
@@ -131,11 +154,38 @@ def _count(s, m, token, length, kind, weight):
 
 
 @jit
+def _count_rankings(s, m, node):
+    """Add the tokens of the newest rankings after the node's token to the candidates, and compute
+    their ranked shares."""
+    number = m.newest_ranking[s.token[node]]
+    oldest = max(s.rankings_before, s.rankings - state.RANKINGS)  # earlier ones do not count
+    age = 0
+    while number > oldest and age < state.RECENT:
+        row = number % state.RANKINGS
+        length = context_match(s, m, m.ranking_context[row], s.depth[node])
+        weight = s.recency[age] * s.match_weight[length]
+        s.ranking_match = max(s.ranking_match, length)
+        s.ranking_total += weight
+        for place in range(state.RUNNERS):
+            if m.ranking_shares[row, place] > 0.0:
+                c = _candidate(s, m, m.ranking_ids[row, place], state.RANKED | state.CURRENT)
+                s.runner_share[c] += weight * m.ranking_shares[row, place]
+        number = m.ranking_context[row, state.CONTEXT]
+        age += 1
+    if age:
+        for c in range(s.candidates):
+            s.runner_share[c] /= s.ranking_total
+
+
+@jit
 def _mix_shares(s):
     """Compute the candidates' shares from their weights, by the PPM mixture (see the module)."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):
+        s.share[c] = 0.0
+        if s.candidate_match[c] == 0:  # only ranked
+            continue
         for level in range(s.top_level - 1, -1, -1):
             s.weight[c, level] += s.weight[c, level + 1]
         share = 0.0
@@ -146,13 +196,14 @@ def _mix_shares(s):
 
 @jit
 def _fill_shortlist(s):
-    """Write the candidates with the largest shares to `shortlist`, in descending order, and their
-    places in it to `candidate_rank`."""
+    """Write the candidates with the largest `share` or `runner_share` to `shortlist`, in descending
+    order, and their places in it to `candidate_rank`."""
     s.listed = 0
     for c in range(s.candidates):
         s.candidate_rank[c] = state.SHORTLIST
+        s.larger_share[c] = max(s.share[c], s.runner_share[c])
         at = s.listed
-        while at > 0 and s.share[s.shortlist[at - 1]] < s.share[c]:
+        while at > 0 and s.larger_share[s.shortlist[at - 1]] < s.larger_share[c]:
             at -= 1
         if at < state.SHORTLIST:
             end = min(s.listed, state.SHORTLIST - 1)
@@ -166,8 +217,8 @@ def _fill_shortlist(s):
 
 @jit
 def find_candidates(s, m, node):
-    """Write the tokens that phrases and recycled predictions propose after a node to `candidate`,
-    and their shares to `share`; fill `shortlist`.
+    """Write the tokens that phrases, recycled predictions and rankings propose after a node to
+    `candidate`, their shares to `share` and `runner_share`; fill `shortlist`.
 
     The caller fills `path` and the node's occurrences first.
     """
@@ -176,6 +227,8 @@ def find_candidates(s, m, node):
     s.longest = 0
     s.longest_next = -1
     s.top_level = 0
+    s.ranking_match = 0
+    s.ranking_total = 0.0
     for level in range(state.LEVELS):
         s.total[level] = 0.0
     for age in range(s.occurrences[node]):
@@ -189,7 +242,7 @@ def find_candidates(s, m, node):
         age = 0
         overwritten = max(0, s.recycled - state.RING)  # the newest number that is overwritten
         while number > overwritten and age < state.RECENT:
-            length = recycled_match(s, m, number, s.depth[node])
+            length = context_match(s, m, m.ring[number % state.RING], s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
             kind = state.RECYCLED
             if number > s.recycled_before:
@@ -197,6 +250,7 @@ def find_candidates(s, m, node):
             _count(s, m, m.ring[number % state.RING, state.CONTEXT], length, kind, weight)
             number = m.ring[number % state.RING, state.CONTEXT + 1]
             age += 1
+        _count_rankings(s, m, node)
     _mix_shares(s)
     _fill_shortlist(s)
 
@@ -220,13 +274,21 @@ def _set_phrase_features(s, x, c, token):
     x[4] = 1.0 if c >= 0 and token == s.longest_next else 0.0
     x[5] = 1.0 if c >= 0 and match == s.longest else 0.0
     kind = s.candidate_kind[c] if c >= 0 else state.CURRENT
-    x[6] = 1.0 if kind & ~state.CURRENT == state.RECYCLED else 0.0
+    x[6] = 1.0 if kind & state.PROPOSED == state.RECYCLED else 0.0
     x[7] = s.phrase_odds
     x[8] = s.temperature
     x[9] = s.temperature * x[1]
     x[10] = s.temperature * gumbel_of(s.noise_key, token) if s.noisy else 0.0
     x[11] = s.temperature * x[2]
     x[12] = 0.0 if kind & state.CURRENT else 1.0
+    for i in range(13, N_PHRASE):
+        x[i] = 0.0
+    if s.ranking_match > 0:
+        x[13] = math.log2(1.0 + s.ranking_match)
+        x[14] = log_odds(s.runner_share[c] if c >= 0 else 0.0, MIN_SHARE)
+        x[15] = x[14] * x[13]
+        x[16] = s.temperature * x[14]
+        x[17] = 1.0 if kind & (state.PROPOSED | state.RANKED) == state.RANKED else 0.0
 
 
 @jit
@@ -278,13 +340,14 @@ def _add_option(s, node, c, token, kind, rank, ranks):
     x = s.features[option]
     _set_phrase_features(s, x, c, token)
     odds = 0.0
+    known = 1 if s.ranking_match > 0 else 0
     if ranks:
         _set_draft_features(s, x, c, rank, s.ranked_score[node], s.ranked_share[node], ranks)
         for i in range(N_DRAFT):
-            odds += s.draft_weights[i] * x[i]
+            odds += s.draft_weights[known, i] * x[i]
     else:
         for i in range(N_PHRASE):
-            odds += s.phrase_weights[i] * x[i]
+            odds += s.phrase_weights[known, i] * x[i]
     e = math.exp(-abs(odds))
     p = 1.0 / (1.0 + e) if odds >= 0 else e / (1.0 + e)
     s.option_token[option] = token
@@ -359,7 +422,9 @@ def phrase_children(s, m, node):
     s.ranks[node] = 0
     find_children(s, m, node, 0)
     s.longest_match[node] = s.longest
-    s.phrase_children[node] = s.children[node]
+    s.phrase_children[node] = 0
     for j in range(s.children[node]):
-        s.phrase_child[node, j] = s.child_token[node, j]
+        if s.child_kind[node, j] & state.PROPOSED:
+            s.phrase_child[node, s.phrase_children[node]] = s.child_token[node, j]
+            s.phrase_children[node] += 1
     s.top_phrase[node] = s.candidate[s.shortlist[0]] if s.listed else -1

@@ -23,7 +23,7 @@ from ouroboros.drafters.draft_tree.candidates import (
     log_odds,
     phrase_children,
 )
-from ouroboros.drafters.draft_tree.phrase_index import append, fill_path, recycle
+from ouroboros.drafters.draft_tree.phrase_index import append, fill_path, recycle, store_ranking
 from ouroboros.drafters.draft_tree.state import HostCall, jit
 
 MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate in `plan_draft_call`
@@ -177,8 +177,9 @@ def plan_draft_call(s):
         if s.judge or s.children[node] == 0:
             known = 0.0
             for j in range(s.children[node]):
-                known += s.child_prob[node, j]
-            present = 1.0 - known  # probability that the target's token is none of the children
+                if s.child_kind[node, j] & state.PROPOSED:
+                    known += s.child_prob[node, j]
+            present = 1.0 - known  # probability that no phrase proposes the target's token
             while present > 0.0 and reach > s.floor and depth < s.max_depth:
                 size = _add_possible_node(s, size, reach, present)
                 reach *= hits
@@ -392,19 +393,23 @@ def _learn_hits(s, node, token):
 
 
 @HostCall
-def learn(states, m, size, chosen, path):
+def learn(states, m, size, chosen, path, ids, shares):
     """Learn from a verified tree of `size` nodes: `chosen[i]` is the target's token after node i
-    (-1: unknown), `path` has the accepted nodes, root first."""
+    (-1: unknown), `path` has the accepted nodes, root first. `ids` and `shares` have the target's
+    rankings after the first nodes, [nodes, RUNNERS]."""
     s = states[0]
     step = 0
     expected = 0.0
     for place in range(size):
         node = s.order[place]
+        depth = fill_path(s, node)
         if step < len(path) and path[step] == place:
             step += 1
             _learn_hits(s, node, chosen[place])
         elif s.recycle and chosen[place] >= 0:
-            recycle(s, m, fill_path(s, node), chosen[place])
+            recycle(s, m, depth, chosen[place])
+        if place < len(ids):
+            store_ranking(s, m, depth, ids[place], shares[place])
         if place > 0:
             expected += s.reach[node]
     prior = (1.0 - TREE_DECAY) * EXPECTED  # added every step, so that the prior never decays

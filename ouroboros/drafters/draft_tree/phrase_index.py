@@ -148,12 +148,27 @@ def recycle(s, m, depth, prediction):
 
 
 @jit
-def recycled_match(s, m, number, depth):
-    """Return how many tokens before recycled prediction `number` match the tokens up to `depth` of
-    the path, at most CONTEXT."""
-    row = number % state.RING
+def store_ranking(s, m, depth, ids, shares):
+    """Store the target's ranking after the node at `depth` of `path`: its RUNNERS most probable
+    tokens, and their probabilities."""
+    number = s.rankings + 1
+    row = number % state.RANKINGS
     for back in range(state.CONTEXT):
-        token = m.ring[row, back]
+        m.ranking_context[row, back] = token_at(s, m, s.length - 1 + depth - back)
+    m.ranking_context[row, state.CONTEXT] = m.newest_ranking[s.path[depth]]
+    m.newest_ranking[s.path[depth]] = number
+    for place in range(state.RUNNERS):
+        m.ranking_ids[row, place] = ids[place]
+        m.ranking_shares[row, place] = shares[place]
+    s.rankings = number
+
+
+@jit
+def context_match(s, m, context, depth):
+    """Return how many of the tokens `context` (nearest first) match the tokens up to `depth` of the
+    path, at most CONTEXT."""
+    for back in range(state.CONTEXT):
+        token = context[back]
         if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):
             return back
     return state.CONTEXT

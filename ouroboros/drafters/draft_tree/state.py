@@ -33,10 +33,12 @@ PAIRS = 1 << 17  # hash slots for pairs of tokens
 LONGEST = 64  # cap of suffix match lengths
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
-CANDIDATES = 80  # distinct tokens after a node: at least WITH_HISTORY + OLDER + RECENT
+RUNNERS = 8  # most probable tokens kept of each of the target's rankings
+CANDIDATES = 176  # distinct tokens: at least WITH_HISTORY + OLDER + RECENT x (1 + RUNNERS)
 SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
-RECENT = 12  # most recycled predictions after a token that are searched, newest first
+RECENT = 12  # most recycled predictions, and most rankings, after a token that are searched
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
+RANKINGS = 1 << 13  # rankings kept, 92 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
 MAX_CALLS = 48  # draft calls in one step
@@ -44,12 +46,17 @@ SIZES = 257  # length of cost tables, for calls of 1 to SIZES - 1 nodes
 
 PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # bits: sources that propose a child
 CURRENT = 16  # bit: the proposal occurs in the current sequence, not only in earlier ones
+RANKED = 32  # bit: the target ranked the token after an earlier node
+PROPOSED = PHRASE | RECYCLED  # sources that propose tokens before the draft model scores a node
 
 PHRASE_FEATURES = (
     "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
     "newest of the longest matches", "match is the longest", "only recycled",
     "log-odds of the index's hit rate", "temperature", "temperature x log-odds of the share",
     "temperature x noise", "temperature x log2(1 + match)", "earlier texts alone",
+    "log2(1 + match of the rankings)", "log-odds of the ranked share",
+    "log-odds of the ranked share x log2(1 + match of the rankings)",
+    "temperature x log-odds of the ranked share", "only ranked",
 )  # fmt: skip
 DRAFT_FEATURES = (
     *PHRASE_FEATURES, "log-odds of the draft's share", "the draft's margin",
@@ -69,6 +76,10 @@ class Memory(NamedTuple):
     - `ring[number % RING]`: recycled prediction `number`: the CONTEXT tokens before it (nearest
       first), the prediction, and the number of the previous prediction after the same token
     - `newest_recycled[token]`: the last such number after a token (0: none)
+    - `ranking_context[number % RANKINGS]`: the CONTEXT tokens before ranking `number` of the target
+      (nearest first), and the number of the previous ranking after the same token; `ranking_ids`
+      and `ranking_shares`: its RUNNERS tokens (-1: none) and their probabilities
+    - `newest_ranking[token]`: the last such number after a token (0: none)
     - `slot[token]`: scratch, the candidate number of a token
     """
 
@@ -80,12 +91,17 @@ class Memory(NamedTuple):
     ring: np.ndarray
     newest_recycled: np.ndarray
     slot: np.ndarray
+    ranking_context: np.ndarray
+    ranking_ids: np.ndarray
+    ranking_shares: np.ndarray
+    newest_ranking: np.ndarray
 
 
 _INTEGERS = {
-    # the sequence: length of the text, start of the current sequence, predictions recycled so far
-    # and before the current sequence
+    # the sequence: length of the text, start of the current sequence, predictions recycled and
+    # rankings stored so far and before the current sequence
     "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (),
+    "rankings": (), "rankings_before": (),
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
     "noisy": (), "seed": (),
@@ -114,8 +130,8 @@ _INTEGERS = {
     "path": NODES + 1, "level_of": LONGEST + 1, "top_level": (), "candidates": (),
     "candidate": CANDIDATES, "candidate_match": CANDIDATES, "candidate_kind": CANDIDATES,
     "candidate_rank": CANDIDATES, "listed": (), "shortlist": SHORTLIST, "longest": (),
-    "longest_next": (), "noise_key": (), "options": (), "option_token": OPTIONS,
-    "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
+    "longest_next": (), "ranking_match": (), "noise_key": (), "options": (),
+    "option_token": OPTIONS, "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
 }  # fmt: skip
 _REALS = {
     "temperature": (), "logit_scale": (),  # logits = this x scores
@@ -128,9 +144,11 @@ _REALS = {
     # the tree plus nodes that a draft call may add, sorted: P(reached), P(in the tree)
     "likely": NODES, "present": NODES,
     # scratch of one node
-    "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES, "recency": CANDIDATES,
+    "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES,
+    "ranking_total": (), "runner_share": CANDIDATES, "larger_share": CANDIDATES,
+    "match_weight": CONTEXT + 1, "recency": CANDIDATES,
     "features": (OPTIONS, len(DRAFT_FEATURES)), "option_prob": OPTIONS,
-    "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
+    "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
     # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
@@ -156,15 +174,19 @@ def new_state() -> Any:
     return np.zeros(1, np.dtype((np.record, np.dtype(fields, align=True))))
 
 
-EMPTY = (-1, -1, -1, -1, -1, 0, 0, 0)
+EMPTY = (-1, -1, -1, -1, -1, 0, 0, 0, 0, -1, 0, 0)
 """Fill value of each array of `Memory`."""
 
 
 def new_memory(vocab: int) -> Memory:
     """Return an empty memory for token ids below `vocab`."""
     text, ids = (1024,), (vocab,)
-    shapes = text, text, text, ids, (PAIRS,), (RING, CONTEXT + 2), ids, ids
-    kinds = (*[np.int32] * 7, np.int64)
+    runners = RANKINGS, RUNNERS
+    shapes = (
+        *(text, text, text, ids, (PAIRS,), (RING, CONTEXT + 2), ids, ids),
+        *((RANKINGS, CONTEXT + 1), runners, runners, ids),
+    )
+    kinds = (*[np.int32] * 7, np.int64, np.int32, np.int32, np.float32, np.int32)
     return Memory(*(np.full(*made) for made in zip(shapes, EMPTY, kinds, strict=True)))
 
 

@@ -22,12 +22,16 @@ from ouroboros.jit import compile_now
 from ouroboros.tree import TokenTree
 
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
+NO_RANKINGS = (
+    np.empty((0, state.RUNNERS), np.int32),
+    np.empty((0, state.RUNNERS), np.float32),
+)
 PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this x the smaller
 
 SOURCES = tuple(
     "judged" if kind & state.JUDGED else "phrase" if kind & state.PHRASE
-    else "recycled" if kind & state.RECYCLED else "draft"
-    for kind in range(2 * state.CURRENT)
+    else "recycled" if kind & (state.RECYCLED | state.RANKED) else "draft"
+    for kind in range(2 * state.RANKED)
 )  # fmt: skip
 """Source of a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
 model, or "judged": a phrase whose parent the draft model has scored."""
@@ -60,8 +64,10 @@ class TreeGrower:
         s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes
         s.recycle, s.judge = int(recycle), int(judge)
         self._recycle = recycle
+        self._rankings = NO_RANKINGS
         fill_tables(s)
-        s.phrase_weights[:], s.draft_weights[:] = weights.index, weights.draft
+        s.phrase_weights[:] = weights.index, weights.ranked_index
+        s.draft_weights[:] = weights.draft, weights.ranked_draft
         # views of the record's arrays, since `s.name` takes 3 us (`self.states["name"]` 0.1 us)
         self._draft = s.draft_token, s.draft_parent, s.draft_depth
         self._out = s.out_token, s.out_parent, s.out_depth
@@ -75,7 +81,7 @@ class TreeGrower:
     def forget(self) -> None:
         """Clear all texts and recycled predictions."""
         s = self.state
-        s.length = s.start = s.recycled = s.stamp = 0
+        s.length = s.start = s.recycled = s.rankings = s.stamp = 0
         self.memory = new_memory(len(self.memory.newest))
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
@@ -89,7 +95,7 @@ class TreeGrower:
         if s.length:
             self._append([-1])
         s.start = self._start = int(s.length)
-        s.recycled_before = s.recycled
+        s.recycled_before, s.rankings_before = s.recycled, s.rankings
         grow.reset_rates(s)
         self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
@@ -202,6 +208,15 @@ class TreeGrower:
         rows = self._row[self._order[list(path)]].tolist()
         return rows[: rows.index(-1)] if -1 in rows else rows
 
+    def store_rankings(self, ids: np.ndarray, shares: np.ndarray) -> None:
+        """Take the target's most probable tokens after the first nodes of the proposal (-1: none)
+        and their probabilities, [nodes, RUNNERS] each; `learn` learns from them."""
+        self._reserve(0, int(ids.max()))
+        self._rankings = (
+            np.ascontiguousarray(ids, np.int32),
+            np.ascontiguousarray(shares, np.float32),
+        )
+
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from verification. `chosen[i]` is the target's token after node i of the proposal
         (-1: unknown); `path` has the accepted nodes, root first. Without recycling `chosen` is not
@@ -214,7 +229,8 @@ class TreeGrower:
     def _learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         self._reserve(0, max(chosen))
         answers = np.array(chosen, np.int64), np.array(path, np.int64)
-        grow.learn(self.states, self.memory, self._proposed, *answers)
+        grow.learn(self.states, self.memory, self._proposed, *answers, *self._rankings)
+        self._rankings = NO_RANKINGS
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: "text", all texts separated by -1, and "recycled",
@@ -252,7 +268,7 @@ class TreeGrower:
         m = self.memory
         if text > len(m.text) or token >= len(m.newest):
             ids = token + 1
-            sizes = text, text, text, ids, 0, 0, ids, ids
+            sizes = text, text, text, ids, 0, 0, ids, ids, 0, 0, 0, ids
             arrays = zip(m, sizes, state.EMPTY, strict=True)
             self.memory = Memory(*(_extended(*array) for array in arrays))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from growing_texts import chain_text, growth, path_of, step
 from tiny import mostly_slow
@@ -21,6 +22,7 @@ from ouroboros.drafters.draft_tree.state import (
     ORDERS,
     RECENT,
     RING,
+    RUNNERS,
     SHORTLIST,
     WITH_HISTORY,
 )
@@ -140,3 +142,29 @@ def test_nothing_is_recycled_where_that_is_off():
     while known < 200:
         known += step(grown, text, known, vocab=20)
     assert grown.state_dict()["recycled"] == []
+
+
+def test_runners_up_are_candidates_until_the_sequence_ends():
+    """After 5 the target ranked 7, then 8; after 9, off the accepted path, 6."""
+    grown = growth(call=9.0, start=False)
+    grown.start()
+    grown.begin([1, 5, 9, 1, 5], 9, -1)
+    tree = grown.proposal()
+    assert tree.tokens[:2] == (5, 9)
+    ids = np.full((2, RUNNERS), -1)
+    ids[0, :2], ids[1, 0] = (7, 8), 6
+    shares = np.zeros((2, RUNNERS))
+    shares[0, :2], shares[1, 0] = (0.75, 0.25), 1.0
+    grown.store_rankings(ids, shares)
+    grown.learn([7, *[6] * (len(tree) - 1)], [0])
+    for text, found in (([7, 5], {7: 0.75, 8: 0.25}), ([7, 5, 2, 9], {6: 1.0})):
+        grown.begin([1, 5, 9, 1, 5, *text], 9, -1)
+        s = grown.state
+        fill_path(s, 0)
+        find_candidates(s, grown.memory, 0)
+        listed = zip(s.candidate.tolist()[: s.candidates], s.runner_share.tolist(), strict=False)
+        assert {token: share for token, share in listed if share} == pytest.approx(found)
+        assert found.keys() <= set(s.child_token[0, : s.children[0]].tolist())
+    grown.start()
+    grown.begin([3, 5], 9, -1)
+    assert 8 not in grown.state.child_token[0, : grown.state.children[0]]

@@ -140,4 +140,4 @@ def test_weights_are_read_back(tmp_path):
     with pytest.raises(ValueError, match="cannot read"):
         Weights.load(tmp_path / "none.json")
     with pytest.raises(ValueError, match="fit them again"):
-        Weights((1.0,), (2.0,))
+        Weights((1.0,), (2.0,), (1.0,), (2.0,))

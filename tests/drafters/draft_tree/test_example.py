@@ -35,8 +35,11 @@ from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 
 A, B, C, D = 1, 2, 3, 4
 SHARE_ONLY = Weights(
-    tuple(float(name == "log-odds of the share") for name in PHRASE_FEATURES),
-    (0.0,) * len(DRAFT_FEATURES),
+    *(
+        tuple(float(name == "log-odds of the share") for name in PHRASE_FEATURES),
+        (0.0,) * len(DRAFT_FEATURES),
+    )
+    * 2
 )
 
 
