@@ -4,9 +4,9 @@
 
 writes goals.md into each folder, from its run, the call times in headline_costs (after gains:
 headline_costs_gains) and the idle share in costs/kernel_times.json, if costs.sh has run. Goals are
-not judged if the figure is unavailable (None) or has no bound, in a rehearsal (`--rehearsal`), if
-the run is unfinished or has no file `equal` (its texts were compared with greedy's), or if its
-models fell back to slow calls; speedups over greedy only if its text repeats little.
+not judged if the figure is unavailable (None) or has no bound, in rehearsals (`--rehearsal`) and
+unfinished runs, without the file `equal` (texts were compared with greedy's), or if models fell
+back to slow calls; speedups over greedy only if the text repeats little.
 """
 
 from __future__ import annotations
