@@ -284,7 +284,7 @@ def test_a_replaced_head_is_packed_again():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda model: model.resize_token_embeddings(VOCAB + 9), f"{VOCAB + 9} ids"),
+        (lambda model: model.resize_token_embeddings(VOCAB + 9), f"ids={VOCAB + 9}"),
         (lambda model: model.double(), "float64"),
     ],
 )
