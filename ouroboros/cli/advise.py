@@ -28,11 +28,11 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import new_folder, print_table
 from ouroboros.cli.replay import check_draft
 from ouroboros.costs import Costs
+from ouroboros.costs.timing import config_of, footprint_of
 from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_sizes, check_whole
 from ouroboros.tuning import advise as advising
-from ouroboros.tuning.evidence import Evidence, measured_evidence, recorded_evidence
-from ouroboros.tuning.footprint import config_of, footprint_of
+from ouroboros.tuning.evidence import measured_evidence, recorded_evidence
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
@@ -43,7 +43,11 @@ KEPT = ("model", "max_new", "threads")
 
 
 def advise(options: dict) -> tuple[int, dict]:
-    """Print predictions and reasons, and the best command; return 0 and the JSON document."""
+    """Print each decoder's prediction, the best command and why others are slow; return 0 and the
+    JSON document. With a `results_dir`, write it as advice.json, with costs.json.
+
+    The best command repeats those of the command's overrides that apply to it.
+    """
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
     check_decoders(decoders)
@@ -85,17 +89,7 @@ def advise(options: dict) -> tuple[int, dict]:
         bench = Bench(loaded.target, loaded.models, made, examples, {}, **limits)
         sizes = {name: options[name] for name in ("nodes", "visits")}
         evidence = measured_evidence(bench, decoders, **given, **sizes)
-    return 0, print_advice(options, folder, evidence, overrides)
 
-
-def print_advice(
-    options: dict, folder: ResultsFolder | None, evidence: Evidence, overrides: list[str]
-) -> dict:
-    """Print each decoder's prediction, the best command and why others are slow; return the JSON
-    document, which is written to the folder, if given, as advice.json, with costs.json.
-
-    The best command repeats those of the command's `overrides` that apply to it.
-    """
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
     rows, why = [], []
@@ -125,8 +119,8 @@ def print_advice(
     sampled = asdict(evidence.recorded.sampling).items()
     kept += [f"{key}={value}" for key, value in sampled if value != getattr(Sampling(), key)]
     kept += [f"++decoder.{name}.{key}={value}" for key, value in best.settings.items()]
-    names = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
-    command = shlex.join(["ouroboros", "bench", f"decoder={names}", *kept])
+    chosen = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
+    command = shlex.join(["ouroboros", "bench", f"decoder={chosen}", *kept])
     print_table(pd.DataFrame(rows, columns=COLUMNS))
     print("", *why, sep="\n")
     print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted\n  {command}")
@@ -140,7 +134,7 @@ def print_advice(
     if folder:
         folder.write_json("advice.json", document)
         evidence.costs.save(folder.path / "costs.json")
-    return document
+    return 0, document
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -121,12 +120,7 @@ class Costs:
 
     @classmethod
     def measure(
-        cls,
-        target: CachedModel,
-        draft: CachedModel | None = None,
-        *,
-        context: int = PROBED_CONTEXT,
-        clock: Callable[[], float] = time.perf_counter,
+        cls, target: CachedModel, draft: CachedModel | None = None, *, context: int = PROBED_CONTEXT
     ) -> Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
@@ -156,7 +150,6 @@ class Costs:
                 repeats=1,
                 seed=seed,
                 limit_s=PROBE_S,
-                clock=clock,
             )
             best = min(best or surfaces, surfaces, key=_spread)
             if _spread(best) <= NOISY:
@@ -166,7 +159,7 @@ class Costs:
         if draft is not None:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
-            reading = timing.time_reading(draft, prompts, clock=clock)
+            reading = timing.time_reading(draft, prompts)
         about = {"measured": "at load", "spread": round(_spread(best), 3)}
         return cls(surfaces[0], surfaces[1] if draft else None, reading_ms=reading, about=about)
 
@@ -319,12 +312,6 @@ class Costs:
     def tables(self) -> dict[Any, Any]:
         """Tables that drafters have computed from these costs, shared by all of them."""
         return {}
-
-    @property
-    def title(self) -> str:
-        """The text that names these costs where predictions are shown: `about["name"]`, else
-        `about["computed"]`, else "measured costs"."""
-        return str(self.about.get("name") or self.about.get("computed") or "measured costs")
 
     def host_of(self, decoder: str) -> float:
         """Return the milliseconds per step outside both models, for a decoder."""

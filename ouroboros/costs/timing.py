@@ -1,4 +1,5 @@
-"""Time calls of models on this machine, by tree size and context; measure its memory bandwidth.
+"""Time calls of models on this machine, by tree size and context; measure its memory bandwidth;
+count the bytes of models.
 
 A timed call is `CachedModel.score` plus token selection, as in the decoding loop. Calls of all
 sizes and models alternate in random order, so that slow changes of the machine's speed affect all
@@ -13,10 +14,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from ouroboros import standin
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
@@ -28,6 +32,7 @@ IDS = 1000  # random tokens are drawn from ids below this
 CPU_BYTES = 512 << 20  # copy buffer: many times the largest cache
 GPU_BYTES = 4 << 30  # large enough that the start of a copy takes a negligible share
 COPIES = 8
+READINGS = 3  # prefills timed of each length
 
 
 def time_calls(
@@ -40,7 +45,6 @@ def time_calls(
     seed: int = 0,
     limit_s: float = math.inf,
     on_visit: Callable[[], object] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return a `Surface` of medians for each model.
 
@@ -51,7 +55,7 @@ def time_calls(
     pads trees and all its sizes up to the largest are timed, the surface is `padded`. Empties the
     models' caches. Raises `ValueError` if a context and tree exceed a model's positions.
     """
-    draw, started = random.Random(seed), clock()
+    draw, started = random.Random(seed), time.perf_counter()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
     contexts = sorted(set(contexts))
     if not trees or not contexts or min(trees) < 1 or contexts[0] < 1:
@@ -71,19 +75,9 @@ def time_calls(
     def call_ms(model: CachedModel, size: int, context: int) -> float:
         tree = TokenTree((text[context - 1], *trees[size].tokens[1:]), trees[size].parents)
         sequence = model.new_sequence(cached=text[: context - 1])
-        began = clock()
+        began = time.perf_counter()
         argmax(model.score(sequence, text[:context], tree), text[:context], tree)
-        return 1e3 * (clock() - began)
-
-    def quartiles(model: CachedModel) -> Surface:
-        ms: defaultdict = defaultdict(dict)
-        spread: defaultdict = defaultdict(dict)
-        for context, size in product(contexts, trees):
-            low, middle, high = map(float, np.percentile(times[model, context, size], (25, 50, 75)))
-            ms[context][size], spread[context][size] = middle, (high - low) / 2
-        pads = isinstance(model.engine, Static)
-        padded = pads and list(trees) == [size for size in NODES if size <= max(trees)]
-        return Surface(ms, padded, spread)
+        return 1e3 * (time.perf_counter() - began)
 
     for model in models:  # before timing, so that no timed call grows the cache
         model.cache.reserve(padded_slots(contexts[-1] + padded_nodes(max(*trees, NODES[-1]))))
@@ -91,35 +85,38 @@ def time_calls(
     for model, size in pairs:
         call_ms(model, size, contexts[-1])
     for visit in range(visits):
-        if visit and clock() - started > limit_s:
+        if visit and time.perf_counter() - started > limit_s:
             break
         for context in contexts:
             for _ in range(repeats):
                 for model, size in draw.sample(pairs, len(pairs)):
                     times[model, context, size].append(call_ms(model, size, context))
             on_visit()
+    surfaces = []
     for model in models:
         model.empty()
-    return [quartiles(model) for model in models]
+        ms: defaultdict = defaultdict(dict)
+        spread: defaultdict = defaultdict(dict)
+        for context, size in product(contexts, trees):
+            low, middle, high = map(float, np.percentile(times[model, context, size], (25, 50, 75)))
+            ms[context][size], spread[context][size] = middle, (high - low) / 2
+        pads = isinstance(model.engine, Static)
+        padded = pads and list(trees) == [size for size in NODES if size <= max(trees)]
+        surfaces.append(Surface(ms, padded, spread))
+    return surfaces
 
 
-def time_reading(
-    model: CachedModel,
-    prompts: Sequence[int],
-    *,
-    visits: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[float, float]:
+def time_reading(model: CachedModel, prompts: Sequence[int]) -> dict[float, float]:
     """Time the prefill of prompts with these numbers of tokens; return {tokens: median
     milliseconds}. Empties the model's cache."""
     times: defaultdict[int, list[float]] = defaultdict(list)
-    for _ in range(visits):
+    for _ in range(READINGS):
         for tokens in prompts:
             model.empty()
             text = [token % min(IDS, model.vocab_size) for token in range(tokens)]
-            root, began = TokenTree.chain(text[-1], ()), clock()
+            root, began = TokenTree.chain(text[-1], ()), time.perf_counter()
             argmax(model.score(model.new_sequence(), text, root), text, root)
-            times[tokens].append(1e3 * (clock() - began))
+            times[tokens].append(1e3 * (time.perf_counter() - began))
     model.empty()
     return {tokens: float(np.median(ms)) for tokens, ms in times.items()}
 
@@ -164,3 +161,33 @@ def footprint(model: CachedModel) -> Footprint:
         for shape, members in model.cache.groups.items()
     )
     return Footprint(held, bytes_of(model.model), sum(slots))
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """Return the config of a model: a folder, a name in `standin.SHAPES`, or a hub id.
+
+    An id whose last part starts with a name in `SHAPES` has that config, without access to the hub.
+    Raises `ValueError` if there is no config.
+    """
+    model = Path(name).name.lower()
+    shapes = [shape for shape in standin.SHAPES if model.startswith(shape)]
+    if shapes and not Path(name).is_dir():
+        return standin.shape(max(shapes, key=len))
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the config of {name!r} cannot be loaded, and no shape has this name: give a hub id "
+            f"you can reach, a folder, or one of {', '.join(standin.SHAPES)}"
+        ) from error
+
+
+def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
+    """Return the `Footprint` of a model in `dtype` from its config, without allocating weights."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_bytes = 2 * text.num_hidden_layers * heads * width * dtype.itemsize
+    return Footprint(sum(map(stored_bytes, model.parameters())), bytes_of(model), kv_bytes)

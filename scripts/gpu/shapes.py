@@ -16,8 +16,8 @@ import torch
 
 from ouroboros import standin
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.costs.timing import footprint_of
 from ouroboros.engine.static import NODES, padded_slots
-from ouroboros.tuning.footprint import footprint_of
 
 ROLES = ("target", "draft")
 NO_GPU = "error: no GPU: torch.cuda.is_available() is False (REHEARSE=1 rehearses on a CPU)"

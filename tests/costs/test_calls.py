@@ -10,7 +10,7 @@ from bench_models import tiny_pair
 from tiny import CONTEXT, llama
 
 from ouroboros import CachedModel
-from ouroboros.costs import Costs
+from ouroboros.costs import Costs, timing
 from ouroboros.costs.costs import NOISY, PROBED_NODES, PROBES
 from ouroboros.costs.timing import copy_bandwidth, footprint, random_tree, time_calls
 from ouroboros.engine.sequence import CachedSequence
@@ -42,14 +42,19 @@ class Clocked:
         return torch.zeros(len(tree), self.vocab_size)
 
 
-def clocked(*tables) -> tuple[list[Clocked], Callable[[], float], list]:
-    clock, log = [0.0], []
-    return [Clocked(clock, ms, log) for ms in tables], lambda: clock[0], log
+@pytest.fixture
+def clocked(monkeypatch) -> Callable[..., tuple[list[Clocked], Callable[[], float], list]]:
+    def make(*tables):
+        clock, log = [0.0], []
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        return [Clocked(clock, ms, log) for ms in tables], lambda: clock[0], log
+
+    return make
 
 
-def test_medians_of_what_the_clock_says():
+def test_medians_of_what_the_clock_says(clocked):
     hiccups = iter([900.0, 0, 0, 0] * 99)  # once for each size and context
-    (target, draft), clock, log = clocked(lambda n, c: n + c / 10, lambda n, c: 2 + next(hiccups))
+    (target, draft), _, log = clocked(lambda n, c: n + c / 10, lambda n, c: 2 + next(hiccups))
     visits: list[int] = []
     found = time_calls(
         [target, draft],
@@ -57,7 +62,6 @@ def test_medians_of_what_the_clock_says():
         contexts=[30, 10],
         visits=3,
         repeats=2,
-        clock=clock,
         on_visit=lambda: visits.append(log[-1][1]),
     )
     assert found[0].ms[10] == pytest.approx({1: 2, 8: 9})
@@ -82,16 +86,16 @@ def test_real_models_are_timed_without_feeding_a_prompt():
 
 
 @pytest.mark.parametrize(("limit_s", "visits"), [(2.0, 2), (0.1, 1)])
-def test_a_limit_ends_the_visits_but_not_the_first(limit_s, visits):
-    (target,), clock, log = clocked(lambda n, c: 400.0)
+def test_a_limit_ends_the_visits_but_not_the_first(clocked, limit_s, visits):
+    (target,), _, log = clocked(lambda n, c: 400.0)
     grid = {"nodes": [1, 8], "contexts": [10], "visits": 9, "repeats": 1}
-    time_calls([target], **grid, limit_s=limit_s, clock=clock)
+    time_calls([target], **grid, limit_s=limit_s)
     assert len(log) == 2 + 2 * visits
 
 
-def test_a_probe_covers_a_pair_within_its_limit():
+def test_a_probe_covers_a_pair_within_its_limit(clocked):
     (target, draft), clock, _ = clocked(lambda n, c: 40 + n, lambda n, c: 10 + n / 5)
-    costs = Costs.measure(target, draft, context=700, clock=clock)
+    costs = Costs.measure(target, draft, context=700)
     assert clock() < 6 and list(costs.target.ms) == [700]
     assert costs.target.call_ms(64, 300) == pytest.approx(104) and costs.draft is not None
     assert costs.draft.call_ms(8, 700) == pytest.approx(11.6)
@@ -99,34 +103,34 @@ def test_a_probe_covers_a_pair_within_its_limit():
     found = [costs.draft_reading_ms(tokens, 700) for tokens in (32, 132, 400)]
     assert found == pytest.approx([11.4, 36.4, 100])
     assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
-    assert Costs.measure(target, clock=clock).draft is None
-    far = Costs.measure(target, context=8000, clock=clock).target
+    assert Costs.measure(target).draft is None
+    far = Costs.measure(target, context=8000).target
     assert list(far.ms) == list(far.spread_ms) == [1000, target.max_len], "to the last position"
 
 
 @pytest.mark.parametrize(("ms", "rounds"), [(1, 5), (110, 3), (300, 1), (3000, 1)])
-def test_a_probe_of_slow_calls_has_fewer_rounds(ms, rounds):
-    (target,), clock, log = clocked(lambda n, c: ms)
-    Costs.measure(target, clock=clock)
+def test_a_probe_of_slow_calls_has_fewer_rounds(clocked, ms, rounds):
+    (target,), _, log = clocked(lambda n, c: ms)
+    Costs.measure(target)
     assert len(log) == (1 + rounds) * len(PROBED_NODES), "and one of each size before, untimed"
 
 
 @pytest.mark.parametrize(("noisy_calls", "probes"), [(0, 1), (60, 2), (9999, PROBES)])
-def test_a_noisy_probe_is_repeated_and_the_steadiest_counts(noisy_calls, probes):
+def test_a_noisy_probe_is_repeated_and_the_steadiest_counts(clocked, noisy_calls, probes):
     draw, log = random.Random(1), []
 
     def ms(nodes: int, context: int) -> float:
         return 5.0 * (draw.choice([1, 3, 9]) if len(log) < noisy_calls else 1)
 
-    (target,), clock, log = clocked(ms)
-    costs = Costs.measure(target, clock=clock)
+    (target,), _, log = clocked(ms)
+    costs = Costs.measure(target)
     assert len(log) == probes * 6 * len(PROBED_NODES)
     assert costs.about["spread"] == 0 or (probes == PROBES and costs.about["spread"] > NOISY)
 
 
-def test_a_larger_tree_may_cost_less():
-    (target,), clock, _ = clocked(lambda n, c: {8: 60, 24: 9, 64: 70, 96: 20}.get(n, 5))
-    found = Costs.measure(target, context=50, clock=clock).target
+def test_a_larger_tree_may_cost_less(clocked):
+    (target,), _, _ = clocked(lambda n, c: {8: 60, 24: 9, 64: 70, 96: 20}.get(n, 5))
+    found = Costs.measure(target, context=50).target
     row = found.ms[50]
     assert [row[n] for n in (1, 8, 12, 24, 64, 96)] == pytest.approx([5, 60, 5, 9, 70, 20])
 

@@ -6,8 +6,8 @@ from bench_models import tiny_llama
 from tiny import gemma3, gpt2
 
 from ouroboros.costs import Costs
+from ouroboros.costs.timing import config_of, footprint_of
 from ouroboros.standin import SHAPES
-from ouroboros.tuning.footprint import config_of, footprint_of
 
 
 def test_the_published_pairs_weigh_what_they_weigh():
