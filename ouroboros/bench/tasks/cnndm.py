@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
 from ouroboros.bench.tasks.task import Example
 
 KINDS = ("rouge1", "rouge2", "rougeL")
@@ -25,7 +25,6 @@ class CNNDM(DatasetTask):
     max_new = 128
     hub = ("abisee/cnn_dailymail", "3.0.0", "test")
     fields: ClassVar = {"article": str, "highlights": str, "id": str}
-    templates: ClassVar = templates_of("cnndm")
 
     def load(self) -> list[Example]:
         """Return an example per article, with the id "cnndm/<id>"."""

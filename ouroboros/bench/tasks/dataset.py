@@ -81,7 +81,6 @@ class DatasetTask:
     licence: ClassVar[str]
     max_new: ClassVar[int]
     fields: ClassVar[Mapping[str, type]]
-    templates: ClassVar[Mapping[str, Template]]
     hub: ClassVar[tuple[str, str, str] | None] = None
     needs_path: ClassVar[str] = ""
 
@@ -99,6 +98,11 @@ class DatasetTask:
         if self.revision and not self.hub:
             raise ValueError(f"task.revision={self.revision}, but task={self.name} is on no hub")
         self.stop = tuple(self.prompt.stop if self.stop is None else self.stop)
+
+    @property
+    def templates(self) -> Mapping[str, Template]:
+        """The templates by name: those of templates.yaml, unless a subclass sets its own."""
+        return templates_of(self.name)
 
     @property
     def prompt(self) -> Template:

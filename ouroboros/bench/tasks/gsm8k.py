@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import EXAMPLES, DatasetTask, before_stop, templates_of
+from ouroboros.bench.tasks.dataset import EXAMPLES, DatasetTask, before_stop
 from ouroboros.bench.tasks.task import Example
 
 WORKED = EXAMPLES / "gsm8k_worked.jsonl"
@@ -33,7 +33,6 @@ class GSM8K(DatasetTask):
     max_new = 256
     hub = ("openai/gsm8k", "main", "test")
     fields: ClassVar = {"question": str, "answer": str}
-    templates: ClassVar = templates_of("gsm8k")
 
     def load(self) -> list[Example]:
         """Return an example per question. Raises `ValueError` for an answer without a number."""

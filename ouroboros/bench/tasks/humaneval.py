@@ -32,7 +32,6 @@ class HumanEval(CodeTask):
     licence = "MIT"
     max_new = 128
     fields: ClassVar = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
-    templates: ClassVar = templates_of("humaneval")
 
     @property
     def version(self) -> str:

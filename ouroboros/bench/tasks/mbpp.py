@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import CodeTask, templates_of
+from ouroboros.bench.tasks.dataset import CodeTask
 from ouroboros.bench.tasks.task import Example
 
 SPLITS = {
@@ -34,7 +34,6 @@ class MBPP(CodeTask):
     max_new = 256
     hub = ("google-research-datasets/mbpp", "full", "+".join(SPLITS))
     fields: ClassVar = {"text": str, "code": str, "task_id": int, "test_list": list}
-    templates: ClassVar = templates_of("mbpp")
 
     split: str = "validation"
 
@@ -77,9 +76,8 @@ class MBPP(CodeTask):
 
     def _fields(self, row: Mapping) -> dict[str, str]:
         text, lines = row["text"], "\n".join(row["test_list"])
-        raw = (
-            self.template == "paper-yi"
-        )  # the published prompts have the list and the code unchanged
+        # The published prompts have the list and the code unchanged.
+        raw = self.template == "paper-yi"
         return {
             "text": text,
             "tests": str(row["test_list"]) if raw else lines,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import LINES, DatasetTask, files_of, read_text, templates_of
+from ouroboros.bench.tasks.dataset import LINES, DatasetTask, files_of, read_text
 from ouroboros.bench.tasks.task import Example
 
 BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
@@ -23,7 +23,6 @@ class Prompts(DatasetTask):
     licence = "the user's"
     max_new = 128
     fields: ClassVar = {"prompt": str}
-    templates: ClassVar = templates_of("prompts")
     needs_path = '<file or folder>: JSONL with a field "prompt", or plain text'
 
     def load(self) -> list[Example]:

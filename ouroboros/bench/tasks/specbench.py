@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
 from ouroboros.bench.tasks.task import Example
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
@@ -24,7 +24,6 @@ class SpecBench(DatasetTask):
     max_new = 256
     needs_path = f"<file>: download {URL}"
     fields: ClassVar = {"question_id": int, "category": str, "turns": list}
-    templates: ClassVar = templates_of("specbench")
 
     def load(self) -> list[Example]:
         """Return every turn of every question. The prompt of a later turn is its question alone,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
 from ouroboros.bench.tasks.task import Example
 
 
@@ -24,7 +24,6 @@ class WMT16(DatasetTask):
     max_new = 64
     hub = ("wmt/wmt16", "de-en", "test")
     fields: ClassVar = {"translation.de": str, "translation.en": str}
-    templates: ClassVar = templates_of("wmt16")
 
     def load(self) -> list[Example]:
         """Return an example per sentence pair, with the id "wmt16/<index>"."""

@@ -87,9 +87,9 @@ def test_an_answer_has_its_code_in_its_first_fence(info):
 
 
 def test_wordings_for_instruct_models_are_answered_in_fences():
-    fenced = {name for name, t in HumanEval.templates.items() if t.chat or t.instructs}
-    assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
     task = HumanEval(execute_code=True)
+    fenced = {name for name, t in task.templates.items() if t.chat or t.instructs}
+    assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
     body = str(task.load()[0].data["canonical_solution"]).rstrip()
     example = "\n```\n\nExample:\n```\nassert False\n```"
     assert task.score(task.load()[0], body + example) == {"passed": 1.0}
