@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from ouroboros.engine.model import CachedModel
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.trace import DecodeTrace, StepRecord
+from ouroboros.trace import DecodeTrace, StepRecord, cut
 
 Stop = Callable[[list[int]], int | None]
 LOG = logging.getLogger("transformers.generation.utils")
@@ -214,8 +214,8 @@ class HFGenerate:
                 trace.finish = "context"
             traces.append(trace)
         if len(traces) == 1:
-            traces[0].steps = timed_steps(arrivals.at, started, calls, cut=rooms[0])
-            return traces
+            trace.steps = timed_steps(arrivals.at, started, calls)
+            return [cut(trace, len(trace.new_tokens), trace.finish)]
         for number, (at, _) in enumerate(arrivals.at):
             live = [trace for trace in traces if len(trace.new_tokens) > number]
             for trace in live:
@@ -226,18 +226,12 @@ class HFGenerate:
 
 
 def timed_steps(
-    arrivals: list[tuple[float, int]],
-    started: float,
-    calls: list[float],
-    *,
-    cut: int,
+    arrivals: Sequence[tuple[float, int]], started: float, calls: Sequence[float] = ()
 ) -> list[StepRecord]:
-    """Return one `StepRecord` per arrival (seconds, count), up to `cut` new tokens. `started` is
-    the start time of the first step, and `calls` has the start times of draft calls."""
-    steps, before, left = [], started, cut
-    for at, count in arrivals:
-        new = min(count, left)
-        left -= new
+    """Return one `StepRecord` per arrival of new tokens (seconds, count). `started` is the start
+    time of the first step, and `calls` has the start times of draft calls."""
+    steps, before = [], started
+    for at, new in arrivals:
         steps.append(
             StepRecord(
                 accepted=new - 1,

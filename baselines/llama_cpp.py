@@ -91,5 +91,5 @@ class LlamaCpp:
                 break
         if cramped and trace.finish not in ("stop", "eos"):
             trace.finish = "context"
-        trace.steps = timed_steps(arrivals, started, [], cut=max_new)
+        trace.steps = timed_steps(arrivals, started)
         return [trace]

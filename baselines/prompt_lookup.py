@@ -32,7 +32,7 @@ class PromptLookup:
         self.num_tokens = num_tokens
         self.adaptive, self.least = adaptive, least
         self._length = num_tokens
-        self._places: dict[tuple[int, ...], int] = {}
+        self._places: dict[tuple[int, ...], int] = {}  # the position after each n-gram
         self._seen = 0
 
     def reset(self, choose: TokenSelector) -> None:
@@ -43,7 +43,10 @@ class PromptLookup:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the continuation of the longest earlier match as a chain, or the root alone."""
-        self._index(tokens)
+        for end in range(max(1, self._seen), len(tokens)):  # index n-grams before the last token
+            for n in range(1, min(self.max_ngram_size, end) + 1):
+                self._places[tuple(tokens[end - n : end])] = end
+        self._seen = len(tokens)
         length = min(self._length, budget - 1)
         for n in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
             place = self._places.get(tuple(tokens[-n:]))
@@ -59,10 +62,3 @@ class PromptLookup:
             whole = len(path) == len(tree)
             wanted = 2 * (len(path) - 1) if whole else len(path) - 1 + self.least
             self._length = min(self.num_tokens, wanted)
-
-    def _index(self, tokens: Sequence[int]) -> None:
-        """Index every n-gram that ends before the last token, with the position after it."""
-        for end in range(max(1, self._seen), len(tokens)):
-            for n in range(1, min(self.max_ngram_size, end) + 1):
-                self._places[tuple(tokens[end - n : end])] = end
-        self._seen = len(tokens)

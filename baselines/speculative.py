@@ -14,8 +14,7 @@ drafts; with shared noise (`ouroboros.select`) they do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
 from ouroboros.tree import TokenTree
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """The `candidates` sampled after a node from `distribution`, [vocab], in order; may repeat."""
 
     candidates: list[int]

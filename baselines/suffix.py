@@ -33,9 +33,6 @@ class Draft(NamedTuple):
     score: float
 
 
-NOTHING = Draft([], [], 0.0)
-
-
 class SuffixDecoding:
     """Drafts from a suffix tree over prompt and output, and over past outputs with `state` "task".
 
@@ -119,8 +116,14 @@ class SuffixDecoding:
         """Return the draft with the best score or, if that is below the threshold, steps that
         return the draft model's. Return the root alone without a match and, with `branches`, in the
         first step after a long prompt."""
-        unread = not self._seen
-        self._index(tokens)
+        unread, fresh = not self._seen, tokens[self._seen :]
+        if unread:
+            self._prompt = len(tokens)
+        self._text.extend(fresh)
+        if self._past.text:
+            for token in fresh:
+                self._positions = self._past.follow(self._positions, token)
+        self._seen = len(tokens)
         if unread and self.branches and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         room = min(self.max_tokens, budget - 1)
@@ -140,16 +143,6 @@ class SuffixDecoding:
         """Store the accepted tokens for `reset`."""
         self._accepted = [tree.tokens[node] for node in path[1:]]
 
-    def _index(self, tokens: Sequence[int]) -> None:
-        if not self._seen:
-            self._prompt = len(tokens)
-        fresh = tokens[self._seen :]
-        self._text.extend(fresh)
-        if self._past.text:
-            for token in fresh:
-                self._positions = self._past.follow(self._positions, token)
-        self._seen = len(tokens)
-
     def _best(self, tree: SuffixTree, positions: Sequence[Position], room: int) -> Draft:
         """Return the draft of at most `room` tokens with the highest score over all match lengths;
         ties go to the longest. `positions[m - 1]` is where the last m tokens end in `tree`.
@@ -157,7 +150,7 @@ class SuffixDecoding:
         Skips a match that occurs as often as a longer one (its continuations are the same). Stops
         at a match whose draft could not be longer than the best score.
         """
-        best, seen = NOTHING, -1
+        best, seen = Draft([], [], 0.0), -1
         draw = branches if self.branches else chain
         for length in range(len(positions), 0, -1):
             limit = min(room, int(length * self.factor + self.offset + 1e-6))

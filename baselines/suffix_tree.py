@@ -54,9 +54,12 @@ class SuffixTree:
         self.children: list[dict[int, int]] = [{}]  # children by token; a leaf has none
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text, and count their n-grams."""
+        """Append tokens to the text, and count their n-grams; END tokens separate texts."""
         for token in tokens:
             self.text.append(token)
+            if token == END:
+                self.active = []
+                continue
             longer = []
             for length, node in enumerate((0, *self.active)):
                 child = self.children[node].get(token)
@@ -73,8 +76,7 @@ class SuffixTree:
 
     def close(self) -> None:
         """End the current text, so that later tokens do not continue it."""
-        self.text.append(END)
-        self.active = []
+        self.extend((END,))
         if len(self.text) > self.memory:
             kept = self.text[-self.memory // 2 :]
             self.load(kept[kept.index(END) + 1 :] if kept.count(END) > 1 else kept)
@@ -82,12 +84,7 @@ class SuffixTree:
     def load(self, texts: Sequence[int]) -> None:
         """Replace all text by `texts`, which END tokens separate."""
         self.forget()
-        for token in texts:
-            if token == END:
-                self.text.append(END)
-                self.active = []
-            else:
-                self.extend((token,))
+        self.extend(texts)
 
     def _leaf(self, node: int, token: int, start: int) -> int:
         leaf = len(self.tokens)
