@@ -132,9 +132,8 @@ class Auditor:
                 logits = plain_logits(self.target.model, prompt, reference, rows=size)
             logits = logits.to(text.exact.device)
             chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
-            wrong = [
-                i for i, pair in enumerate(zip(chosen, reference, strict=True)) if len({*pair}) > 1
-            ]
+            pairs = enumerate(zip(chosen, reference, strict=True))
+            wrong = [index for index, (choice, token) in pairs if choice != token]
             noises.append(logit_noise(logits, text.exact))
             first, usual = next(iter(wrong), None), usual_noise(noises[-1])
             measured.append(Control(size, len(chosen), len(wrong), first, usual))

@@ -40,12 +40,9 @@ def audit_files(
         raise ValueError("a file is named twice: give each once")
     read = [_completions(target, path, frozenset(eos)) for path in files]
     for path, completions in zip(files, read, strict=True):
-        if other := [
-            key for key, (prompt, _) in completions.items() if read[0].get(key, [0])[0] != prompt
-        ]:
-            raise ValueError(
-                f"{path}: {files[0]} has no such prompt {other[0]!r}; pair lines by id"
-            )
+        for key, (prompt, _) in completions.items():
+            if key not in read[0] or read[0][key][0] != prompt:
+                raise ValueError(f"{path}: {files[0]} has no such prompt {key!r}; pair lines by id")
     auditor, rows = Auditor(target), []
     for key, (prompt, reference) in read[0].items():
         pairs = zip(names[1:], read[1:], strict=True)

@@ -99,21 +99,17 @@ def control_table(rows: Sequence[Row]) -> pd.DataFrame:
     return table.rename_axis("tokens a call").reset_index()
 
 
-def audit_markdown(
-    title: str,
-    rows: Sequence[Row],
-    decoders: Sequence[str],
-    *,
-    reference: str = "greedy",
-    greedy: bool = False,
-) -> str:
-    """Return the text of audit.md: verdicts, controls, and each completion that is not identical.
-    `reference` names standard decoding; `greedy`: whether the run was at temperature 0."""
+def verdict_table(
+    rows: Sequence[Row], decoders: Sequence[str], *, reference: str = "greedy", greedy: bool = False
+) -> pd.DataFrame:
+    """Return a table of verdicts and their counts, a row per decoder. `reference` names standard
+    decoding; `greedy`: whether the run was at temperature 0."""
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)
         same, ties, bugs = (counts.get(word, 0) for word in ("identical", "numeric tie", "BUG"))
         differ = ties + bugs
+        share = f"{100 * differ / (same + differ):.1f} %" if same + differ else "-"
         verdicts.append(
             {
                 "decoder": name,
@@ -123,12 +119,16 @@ def audit_markdown(
                 "identical": same,
                 "ties": ties,
                 "BUG": bugs,
-                "share that differs": f"{100 * differ / (same + differ):.1f} %"
-                if same + differ
-                else "-",
+                "share that differs": share,
                 **({"greedy-equivalent": greedy_equivalent(counts)} if greedy else {}),
             }
         )
+    return pd.DataFrame(verdicts)
+
+
+def audit_markdown(title: str, rows: Sequence[Row], verdicts: pd.DataFrame) -> str:
+    """Return the text of audit.md: the `verdict_table`, controls, and each completion that is not
+    identical."""
     differences = [
         {
             "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
@@ -153,7 +153,7 @@ def audit_markdown(
         controls["largest noise"] = controls["largest noise"].map(_short)
         parts += ["## Controls, without any drafter", _markdown(controls)]
     if differences:
-        parts += ["## Differences", _markdown(differences[:SHOWN])]
+        parts += ["## Differences", _markdown(pd.DataFrame(differences[:SHOWN]))]
     if len(differences) > SHOWN:
         parts.append(f"and {len(differences) - SHOWN} more, in audit.jsonl")
     return "\n\n".join([*parts, LEGEND]) + "\n"
@@ -163,6 +163,5 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _markdown(rows: pd.DataFrame | list[dict]) -> str:
-    table = pd.DataFrame(rows)
+def _markdown(table: pd.DataFrame) -> str:
     return table.to_markdown(index=False, tablefmt="github", disable_numparse=True)

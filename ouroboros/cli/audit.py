@@ -8,19 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 import yaml
 from tqdm import tqdm
 
 from ouroboros.audit.files import audit_files
-from ouroboros.audit.report import (
-    FLOAT64,
-    OPEN,
-    audit_markdown,
-    greedy_equivalent,
-    tally,
-    verdict,
-)
+from ouroboros.audit.report import OPEN, audit_markdown, tally, verdict_table
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.report.tables import as_text
@@ -42,9 +34,6 @@ def audit(options: argparse.Namespace) -> tuple[int, dict]:
     overrides = [one for one in options.overrides if "=" in one]
     files = [first, *(Path(one) for one in options.overrides if "=" not in one)]
     if first.is_file():
-        if lost := [str(path) for path in files if not path.is_file()]:
-            remedy = "give files of completions, then NAME=VALUE"
-            raise ValueError(f"no file {', '.join(lost)}: {remedy}")
         config = RunConfig.from_mapping(composed(["decoder=[greedy]", *overrides]))
         target = load_pair(config.model, with_draft=False).target
         with tqdm(desc="audit", unit="prompt") as bar:
@@ -70,14 +59,10 @@ def audit(options: argparse.Namespace) -> tuple[int, dict]:
         with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
             audit_run(bench, folder, controls=True, on_row=bar.update)
         title, rows = make_report(folder).facts.title, load_audit(folder)
-    text = audit_markdown(title, rows, names, reference=reference, greedy=greedy)
-    folder.write_text("audit.md", text)
+    verdicts = verdict_table(rows, names, reference=reference, greedy=greedy)
+    folder.write_text("audit.md", audit_markdown(title, rows, verdicts))
     counts = {name: tally(rows, name) for name in names}
-    compared = [FLOAT64 if name == reference else reference for name in names]
-    columns = {"decoder": names, "compared with": compared}
-    table = pd.DataFrame({**columns, "verdict": map(verdict, counts.values())})
-    if greedy:
-        table["greedy-equivalent"] = list(map(greedy_equivalent, counts.values()))
+    table = verdicts.filter(["decoder", "compared with", "verdict", "greedy-equivalent"])
     print(title, as_text(table, "simple"), sep="\n\n", end="\n\n")
     print(f"audit: {short_path(folder.path / 'audit.md')}", file=sys.stderr)
     bugs = sum(found.get("BUG", 0) for found in counts.values())

@@ -78,11 +78,9 @@ def audit_run(
             if lacking:
                 gib = f"{lacking / 2**30:.0f} GiB more than is free"
                 short = Finding("not judged", f"copies in float64 and float32 need {gib}")
-                equal = {n: ids == plain.new_tokens for n, ids in new.items()}
-                judged: dict = {
-                    n: Finding("identical") if same else short for n, same in equal.items()
-                }
-                judged[None] = short
+                judged: dict = dict.fromkeys((None, *new), short)
+                same = [name for name, ids in new.items() if ids == plain.new_tokens]
+                judged |= dict.fromkeys(same, Finding("identical"))
             else:
                 choose = job.sampling.choose(example.id, repeat, vocab=vocab)
                 judged, controlled = auditor.judge(

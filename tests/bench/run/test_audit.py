@@ -18,7 +18,14 @@ from ouroboros.baselines.hf import HFGenerate
 from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros
-from ouroboros.audit.report import Row, audit_markdown, control_table, tally, verdict
+from ouroboros.audit.report import (
+    Row,
+    audit_markdown,
+    control_table,
+    tally,
+    verdict,
+    verdict_table,
+)
 from ouroboros.bench.run import audit as auditing
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
@@ -106,7 +113,7 @@ def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
     assert verdicts(rows, "greedy") == ["reference"] * 2
     assert verdicts(rows, "classic") == ["identical"] * 2
     assert verdict(tally(rows, "ouroboros")) == "BUG in 2 of 2 (!)"
-    text = audit_markdown("title", rows, list(job.decoders))
+    text = audit_markdown("title", rows, verdict_table(rows, list(job.decoders)))
     assert "BUG in 2 of 2 (!)" in text and "HumanEval" not in text
 
 
@@ -199,7 +206,7 @@ def test_the_verdict_in_words(counts, words):
 def test_the_share_that_differs_is_of_the_completions_that_were_compared():
     words = ["identical"] * 3 + ["numeric tie", "not measured", "not judged"]
     rows = [Row(str(n), 0, {"fast": {"verdict": word}}) for n, word in enumerate(words)]
-    cells = audit_markdown("title", rows, ["fast"]).split("\n")[4].split("|")
+    cells = audit_markdown("title", rows, verdict_table(rows, ["fast"])).split("\n")[4].split("|")
     assert [cell.strip() for cell in cells[4:9]] == ["6", "3", "1", "0", "25.0 %"]
 
 
