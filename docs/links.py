@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -78,7 +79,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite links for the site; add the table of metrics to the glossary."""
     uri = page.file.src_uri
     if uri == "glossary.md":
-        table = METRICS.glossary().assign(name=[f"`{name}`" for name in METRICS])
+        columns = ["name", "heading", "unit", "pooled", "better", "definition"]
+        table = pd.DataFrame(map(vars, METRICS.values()))[columns]
+        table["name"] = "`" + table["name"] + "`"
         markdown = markdown.replace(METRICS_HERE, table.to_markdown(index=False))
     source = ROOT / "README.md" if uri == "index.md" else ROOT / uri
     if not source.exists():

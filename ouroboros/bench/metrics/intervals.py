@@ -57,17 +57,13 @@ def paired(
     The sums are over the repeats that both finished and whose four values are known and not 0; with
     `equal`, only over those in which both generated the same tokens.
     """
-    at = samples.index.get_indexer(baseline.index)
-    sides = (baseline, np.flatnonzero(at >= 0)), (samples, at[at >= 0])
-    values = np.array(
-        [f[name].to_numpy(float)[rows] for f, rows in sides for name in (amount, per)]
-    )
+    sides = baseline, samples[[amount, per, "new_tokens"]].reindex(baseline.index)
+    values = np.array([frame[name].to_numpy(float) for frame in sides for name in (amount, per)])
     known = ((values != 0) & ~np.isnan(values)).all(0)
     if equal:
-        own, other = (frame["new_tokens"].to_numpy()[rows] for frame, rows in sides)
+        own, other = (frame["new_tokens"].to_numpy() for frame in sides)
         known &= own == other
-    examples = baseline.index.get_level_values("example")[at >= 0]
-    prompts = pd.factorize(examples[known])[0]
+    prompts = pd.factorize(baseline.index.get_level_values("example")[known])[0]
     return np.array([np.bincount(prompts, row[known]) for row in values])
 
 

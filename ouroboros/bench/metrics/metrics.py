@@ -138,11 +138,6 @@ class Registry(dict[str, Metric]):
             found[metric.name] = value
         return found
 
-    def glossary(self) -> pd.DataFrame:
-        """Return name, heading, unit, pooling, direction and definition of every metric."""
-        columns = ["name", "heading", "unit", "pooled", "better", "definition"]
-        return Frame(map(vars, self.values()))[columns]
-
 
 def ratio(above: pd.Series, below: pd.Series) -> float | None:
     """Return the sum of `above` / the sum of `below`; None if the latter is 0."""

@@ -11,10 +11,9 @@ from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.audit import load_audit
-from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, stored
+from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, SampleKey, stored
 from ouroboros.costs import CostModel
 
-Key = tuple[str, str, int]
 COUNTS = ("batch_size", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
 """Facts whose values in run.json are checked to have these types."""
@@ -31,10 +30,10 @@ class Measured:
     folder: Path
     run: dict
     samples: list[Sample]
-    scores: dict[Key, dict[str, float]] = field(default_factory=dict)
+    scores: dict[SampleKey, dict[str, float]] = field(default_factory=dict)
     audit: list[Row] = field(default_factory=list)
     priced: CostModel | None = None
-    trees: dict[Key, list[ProposedTree]] = field(default_factory=dict)
+    trees: dict[SampleKey, list[ProposedTree]] = field(default_factory=dict)
 
     @cached_property
     def facts(self) -> SimpleNamespace:

@@ -283,15 +283,12 @@ def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
     Columns: run, batch_size, device, nature, incomplete, decoder, then those of the metrics
     (without metrics that are lists or mappings).
     """
-    frames = []
+    facts, frames = ("batch_size", "device", "nature", "incomplete"), []
     for one in runs:
-        facts = {
-            key: getattr(one.facts, key) for key in ("batch_size", "device", "nature", "incomplete")
-        }
         counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
         cells = one.frame.drop(columns=counts).copy().reset_index()
-        first = pd.DataFrame({"run": one.label, **facts}, index=cells.index)
-        frames.append(pd.concat([first, cells], axis=1))
+        first = {"run": one.label, **{name: getattr(one.facts, name) for name in facts}}
+        frames.append(pd.concat([pd.DataFrame(first, index=cells.index), cells], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -22,7 +22,8 @@ from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sa
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.gather import Measured
 
-PEER = "hf_greedy"
+COMPARED = (PLAIN, METHOD, "hf_greedy")
+"""The decoders that others are compared with; metrics take their samples by these names."""
 NO_GREEDY = """\
 The run has no greedy decoder: no speedups, no check for equal tokens, no audit. Add greedy to \
 decoder=[...] to have them."""
@@ -134,11 +135,8 @@ def summarise(measured: Measured) -> Summary:
     }
 
     def measure(by_decoder: Mapping[str, list[Sample]], **options) -> dict[str, dict]:
-        roles = {"greedy": PLAIN, "ouroboros": METHOD, PEER: PEER}
-        others: dict[str, Any] = {
-            role: sample_frame(by_decoder.get(name, ()), costs, draft_cost)
-            for role, name in roles.items()
-        }
+        frames = (sample_frame(by_decoder.get(n, ()), costs, draft_cost) for n in COMPARED)
+        others: dict[str, Any] = dict(zip(COMPARED, frames, strict=True))
         return {
             name: METRICS.measure(own, **known[name], **others, **given, **options)
             for name, own in by_decoder.items()
@@ -152,9 +150,8 @@ def summarise(measured: Measured) -> Summary:
         groups |= {(group, name): row for name, row in part.items() if members[name]}
     problems: dict[str, list[str]] = {}
     for name, samples in good.items():
-        scores = score_intervals(samples, measured.scores) | run.get("corpus_scores", {}).get(
-            name, {}
-        )
+        corpus_scores = run.get("corpus_scores", {}).get(name, {})
+        scores = score_intervals(samples, measured.scores) | corpus_scores
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"

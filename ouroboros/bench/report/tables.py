@@ -112,15 +112,13 @@ def group_table(summary: Summary) -> list[Table]:
     [] without groups or speedups."""
     shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
     known = [metric for metric in shown if _known(summary.groups, metric.name)]
-    groups = summary.groups.groupby(level="group", sort=False) if known else ()
+    if not known:
+        return []
+    groups = summary.groups.groupby(level="group", sort=False)
     parts = {str(group): part.droplevel("group") for group, part in groups}
     rows = [{"group": name, "samples": str(p["samples"].max())} for name, p in parts.items()]
-    return [
-        Table(
-            "groups", f"{metric.heading} by group of prompts", _across(metric, rows, parts.values())
-        )
-        for metric in known[:1]
-    ]
+    caption = f"{known[0].heading} by group of prompts"
+    return [Table("groups", caption, _across(known[0], rows, parts.values()))]
 
 
 def published_table(summary: Summary) -> Table:
@@ -157,13 +155,9 @@ def comparisons(
     The first columns, `lead`, identify the runs: {heading: [a value per run]}. The tables are named
     `prefix` + metric.
     """
-    costs = ", ".join(
-        dict.fromkeys(  # costs measured in a timed run itself give a fit, not a prediction
-            f.costs + " (a fit)" * (f.timed and "with the run" in f.costs)
-            for one in summaries
-            if (f := one.facts).costs
-        )
-    )
+    # Costs measured in a timed run itself give a fit, not a prediction.
+    facts = [one.facts for one in summaries if one.facts.costs]
+    costs = [f.costs + " (a fit)" * (f.timed and "with the run" in f.costs) for f in facts]
     rows = [
         {key: str(values[index]) for key, values in lead.items()}
         | {"prompts": f"{one.facts.prompts}{' (incomplete)' * one.facts.incomplete}"}
@@ -172,7 +166,7 @@ def comparisons(
     frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
         if any(_known(frame, metric.name) for frame in frames):
-            by = f" By {costs}." if metric.priced else ""
+            by = f" By {', '.join(dict.fromkeys(costs))}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
             found.append(Table(prefix + metric.name, caption, _across(metric, rows, frames)))
     return found
