@@ -7,7 +7,7 @@ Every decoder is replayed on these texts. They come from a short run on this mac
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -78,8 +78,8 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Replay a decoder (or run it on `bench`); return one sample per text. Greedy ignores
-        `config`; `settings` override it.
+        """Replay a decoder (or run it on `bench`); return one sample per text, with an `error` if
+        the text is not as recorded. Greedy ignores `config`; `settings` override it.
 
         Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
         a decoder that cannot be replayed.
@@ -96,7 +96,13 @@ class Evidence:
         except ValueError:
             if self.bench is None:
                 raise
-            found = [replace(sample, decoder=name) for sample in self._run(self.bench, drafter)]
+            found = []
+            for run, example in zip(self.recorded.runs, self.bench.examples, strict=False):
+                (row,) = self.bench.measured([drafter], [(example, 0)])
+                sample = replace(row.sample, decoder=name)
+                if not sample.error and tuple(sample.new_tokens) != run.new_tokens:
+                    sample = replace(sample, error="the text is not greedy's: is this float32?")
+                found.append(sample)
         self.counted[key] = found
         return found
 
@@ -111,29 +117,15 @@ class Evidence:
             return RootOnly()
         if "guard" in parameters_of(config, name):  # off: it depends on measured times
             settings = {"guard": False, **settings}
-        draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
-        return make_decoder(
-            config,
-            draft if isinstance(draft, SimulatedDraft) else self.draft,
-            costs=costs,
-            **settings,
-        )
+        draft = copy.copy(self.draft) if isinstance(self.draft, SimulatedDraft) else self.draft
+        costs = self.decision_costs or self.costs
+        return make_decoder(config, draft, costs=costs, **settings)
 
     def _rates(self, name: str, config: Mapping) -> OffTextRates | None:
         if self.rates is None:
             return None
         keys = (name, kind_of(config), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
-
-    def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
-        """Run a drafter on the bench; yield its samples, with an `error` if a text is not as
-        recorded."""
-        for run, example in zip(self.recorded.runs, bench.examples, strict=False):
-            (row,) = bench.measured([drafter], [(example, 0)])
-            sample = row.sample
-            if not sample.error and tuple(sample.new_tokens) != run.new_tokens:
-                sample = replace(sample, error="the text is not greedy's: is this float32?")
-            yield sample
 
 
 def recorded_evidence(

@@ -138,9 +138,8 @@ def tune(
             highest, configured = rate(settings), rate({})
             row: dict = {"decoder": name, "costs": machine.name}
             row |= {"configured": round(configured, 3), "best found": round(highest, 3)}
-            others = {m: rate(own) for m, own in tops[name].items() if m != machine.name}
-            for what, value in {"regret": configured, **others}.items():
-                column = what if what == "regret" else f"best by {what}"
+            others = {f"best by {m}": rate(s) for m, s in tops[name].items() if m != machine.name}
+            for column, value in {"regret": configured, **others}.items():
                 row[column] = f"{100 * (1 - value / highest):.1f} %" if highest else "-"
             row |= {"settings tried": len(machine.tried[name])}
             rows.append(row | {"settings": machine.full(name, settings)})

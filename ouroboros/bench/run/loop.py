@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,6 +68,7 @@ class Bench:
     refill: bool = False
 
     def __post_init__(self) -> None:
+        self.meter = Meter(self.models)
         tokenizer, known = self.target.tokenizer, self.target.vocab_size
         chats = any(example.messages for example in self.examples)
         if chats and not getattr(tokenizer, "chat_template", None):
@@ -99,11 +99,6 @@ class Bench:
     def total(self) -> int:
         """The number of samples in a complete run."""
         return len(self.examples) * len(self.decoders) * self.repeats
-
-    @cached_property
-    def meter(self) -> Meter:
-        """The run's meter of time and memory."""
-        return Meter(self.models)
 
     def batches(self) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
         """Yield (decoder, repeat, order, examples) in the order of measurement.
@@ -203,16 +198,11 @@ class Bench:
         caller takes between two yields, to write samples, is not counted.
         """
         rows, tokenizer, known = list[Row](), self.target.tokenizer, self.target.vocab_size
+        size = self.batch_size
+        shared: Any = {"batch_size": size, "batch": number if size > 1 else 0}
         for example, repeat in batch:
-            row = Row(
-                Sample(
-                    *(example.id, "", repeat, 0, 0),
-                    group=example.group,
-                    batch_size=self.batch_size,
-                    batch=number if self.batch_size > 1 else 0,
-                ),
-                StopStrings(tokenizer, self.task.stop),
-            )
+            sample = Sample(example.id, "", repeat, 0, 0, group=example.group, **shared)
+            row = Row(sample, StopStrings(tokenizer, self.task.stop))
             try:
                 asked = example if answers is None else answers.with_history(example, repeat)
                 row.prompt = prompt_ids(tokenizer, asked)
@@ -272,7 +262,7 @@ class Bench:
                 free.append(row.recorder.drafter)
                 if not row.failure:
                     row.note(ended_s=clock)
-                    row.complete(own.trace, self.target.tokenizer, self.meter.stop())
+                    row.complete(own.trace, self.target.tokenizer, self.meter.stop()[1])
                 yield row
             if not stepped:
                 return
@@ -295,17 +285,17 @@ class Bench:
             except Exception as error:
                 yield from [row.fail(error) for row in group]
                 continue
-            spent = self.meter.stop()
+            wall_s, peak_bytes = self.meter.stop()
             own_s = [[step_s(step) for step in trace.steps] for trace in traces]
-            rest_s = spent["wall_s"] - sum(map(sum, own_s))
+            rest_s = wall_s - sum(map(sum, own_s))
             for row, trace, seconds in zip(group, traces, own_s, strict=True):
                 row.keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
                 row.wall_s = sum(seconds) + rest_s / len(group)
                 row.ttft_s = seconds[0] if seconds else None
                 latency_s = rest_s + sum(step.rows * step_s(step) for step in trace.steps)
                 row.note(began_s=clock, ended_s=clock + latency_s)
-                yield row.complete(trace, self.target.tokenizer, spent)
-            clock += spent["wall_s"]
+                yield row.complete(trace, self.target.tokenizer, peak_bytes)
+            clock += wall_s
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
@@ -363,9 +353,9 @@ class Row:
         self.note(error=without_paths(f"{type(error).__name__}: {reason}"))
         return self
 
-    def complete(self, trace: DecodeTrace, tokenizer, measured: Mapping) -> Row:
+    def complete(self, trace: DecodeTrace, tokenizer, peak_bytes: int | None) -> Row:
         """Record the trace, truncated to `keep` new tokens (None: not truncated), in the sample;
-        return the row. `measured` is the meter's result."""
+        return the row."""
         trace = trace if self.keep is None else cut(trace, self.keep)
         self.note(
             new_tokens=tuple(trace.new_tokens),
@@ -374,7 +364,7 @@ class Row:
             steps=tuple(trace.steps),
             wall_s=self.wall_s,
             ttft_s=self.ttft_s,
-            peak_bytes=measured["peak_bytes"],
+            peak_bytes=peak_bytes,
         )
         return self
 
@@ -395,16 +385,13 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(gpu)
         self._started = time.perf_counter()
 
-    def stop(self) -> dict:
-        """Wait for the GPUs; return `wall_s` and `peak_bytes` since `start`. The peak is the sum
-        over GPUs, or None on a CPU, where only the peak of the whole process is known."""
+    def stop(self) -> tuple[float, int | None]:
+        """Wait for the GPUs; return seconds and peak bytes since `start`. The peak is the sum over
+        GPUs, or None on a CPU, where only the peak of the whole process is known."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started
-        return {
-            "wall_s": wall_s,
-            "peak_bytes": sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None,
-        }
+        return wall_s, sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:

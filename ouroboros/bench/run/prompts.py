@@ -14,8 +14,6 @@ from itertools import chain
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.tasks.task import Conversation, Example, Task
 
-SEPARATOR = "\n\n"
-
 
 def prompt_ids(tokenizer, example: Example) -> list[int]:
     """Return an example's prompt as token ids; an example with messages uses the tokenizer's chat
@@ -81,7 +79,7 @@ def with_context(
     """
     if any(e.messages or e.follows for e in others):
         raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")
-    texts = [tokenizer(e.prompt + SEPARATOR, add_special_tokens=False).input_ids for e in others]
+    texts = [tokenizer(e.prompt + "\n\n", add_special_tokens=False).input_ids for e in others]
     index_of, longer = {example.id: index for index, example in enumerate(others)}, []
     for example in examples:
         index = index_of[example.id]

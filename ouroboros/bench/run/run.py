@@ -201,8 +201,7 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     run = folder.load_run()
     if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
         raise ValueError(f"{folder.path / RUN} lacks {', '.join(sorted(lacking))}: it is damaged")
-    config = RunConfig.from_mapping(run["config"])
-    config = config.replaced(overrides or {})
+    config = RunConfig.from_mapping(run["config"]).replaced(overrides or {})
     check_files(config.files(), run.get("contents", {}))
     task, examples = config.task.load()
     pair = load_pair(config.model, with_draft=config.needs_draft, engines=folder.engines())
