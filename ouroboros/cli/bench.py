@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -27,11 +28,12 @@ def bench(options: dict) -> tuple[int, dict | None]:
     """Run the benchmark, write the report, print the tables; return the exit code (see the help)
     and the JSON document (None on other ranks than 0)."""
     config, probe = run_config(options)
+    say = partial(print, file=sys.stderr)
 
     def measured(pair: Pair) -> Costs | None:
         return Costs.load(probe) if probe and probe.exists() else None
 
-    result = run(config, say=_say, progress=True, measure_costs=measured)
+    result = run(config, say=say, progress=True, measure_costs=measured)
     costs = result.bench.costs
     if probe and result.first and costs and "spread" in costs.about:
         costs.save(probe)
@@ -42,10 +44,10 @@ def bench(options: dict) -> tuple[int, dict | None]:
     summary = make_report(folder)
     print_summary(summary)
     for line in (*summary.problems, f"summary: {short_path(folder.path / 'summary.json')}"):
-        _say(line)
+        say(line)
     failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples
     if failed and not interrupted:
-        _say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
+        say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
     document = {
         "results": short_path(folder.path),
         "title": summary.facts.title,
@@ -85,7 +87,3 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     for old in sweep.glob("costs-*.json") if config.overwrite and number == 0 else ():
         old.unlink()
     return config, sweep / f"costs-{digest}.json"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

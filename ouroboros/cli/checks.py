@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +37,20 @@ def check(name: str, options: Any) -> None:
         for costs in options.costs:
             check_costs(costs)
     else:
-        check_config(generate_config(options) if name == "generate" else options)
-
-
-def check_config(config: Mapping) -> None:
-    """Check the models, files and folders that a command's config names."""
-    if not config["model"]["target"]:
-        raise ValueError("give model.target=<hub id or folder>")
-    for role in ("target", "draft"):
-        if path := config["model"][role]:
-            check_folder(path)
-    task = config.get("task") or {}
-    ours, path = str(task.get("_target_")).startswith("ouroboros."), task.get("path")
-    if ours and isinstance(path, str) and path not in ("", BUNDLED):
-        os.stat(found_path(path))
-    check_costs(config["costs"])
-    if (recording := config.get("recording")) and not Path(recording).exists():
-        raise ValueError(f"cannot read the recording {recording}: there is no such file or folder")
-    if runs := config.get("runs"):
-        check_run(Path(runs))
+        config = generate_config(options) if name == "generate" else options
+        for role in ("target", "draft"):
+            if path := config["model"][role]:
+                check_folder(path)
+        task = config.get("task") or {}
+        ours, path = str(task.get("_target_")).startswith("ouroboros."), task.get("path")
+        if ours and isinstance(path, str) and path not in ("", BUNDLED):
+            os.stat(found_path(path))
+        check_costs(config["costs"])
+        if (recording := config.get("recording")) and not Path(recording).exists():
+            reason = "there is no such file or folder"
+            raise ValueError(f"cannot read the recording {recording}: {reason}")
+        if runs := config.get("runs"):
+            check_run(Path(runs))
 
 
 def check_costs(costs: object) -> None:

@@ -32,13 +32,6 @@ PIPE_WIDTH = 120
 """The width of tables, in characters, if stdout is not a terminal."""
 
 
-def delay_loading_bars() -> None:
-    """Show transformers' bars only while weights take longer than 2 s to load."""
-    from transformers.utils.logging import set_tqdm_hook
-
-    set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "delay": 2}))
-
-
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
     """Return the config conf/<name>.yaml as plain values, with overrides as on the command line."""
     with initialize_config_dir(str(FOLDER), version_base="1.3"):

@@ -76,13 +76,15 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
     SIGTERM interrupts the command as Ctrl-C does.
     """
     from ouroboros.cli.checks import check
-    from ouroboros.cli.common import delay_loading_bars
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     check(name, options)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
-    delay_loading_bars()
+    from transformers.utils.logging import set_tqdm_hook
+
+    # Show transformers' bars only while weights take longer than 2 s to load.
+    set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "delay": 2}))
     code, document = command(options)
     if document is not None and (as_json or not sys.stdout.isatty()):
         print(json.dumps(document, ensure_ascii=False), flush=True)

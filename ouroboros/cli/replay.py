@@ -64,10 +64,7 @@ def replay(options: dict) -> tuple[int, dict]:
         own = {**simulated, "tokenizer": tokenizer}
         if isinstance(own.get("agreement"), str):
             own["agreement"] = read_curve(Path(own["agreement"]))
-        try:
-            draft = SimulatedDraft(own.pop("agreement", None), runs_of(recording), **own)
-        except TypeError as error:
-            raise ValueError(f"draft: {error}") from error
+        draft = SimulatedDraft(own.pop("agreement", None), runs_of(recording), **own)
     elif drafts:
         check_draft(spec, run, HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
@@ -105,8 +102,8 @@ def replay(options: dict) -> tuple[int, dict]:
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
-        document["costs"] = costs.title
-        print(f"\npredicted with {costs.title}, for batches")
+        document["costs"] = costs.about.get("name", "the given costs")
+        print(f"\npredicted with {document['costs']}, for batches")
         print_table(batch.drop(columns="failed"))
         for name, size in slower.items():
             if size is not None:

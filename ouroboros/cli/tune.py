@@ -28,8 +28,7 @@ from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
 EXACT = ("model.standin=null", "model.dtype=float32")
-DURATION = """\
-with its defaults this takes hours; fewer --decoders, --trials or --limit shorten it"""
+DURATION = "with its defaults this takes hours; fewer --decoders, --trials or --limit shorten it"
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
