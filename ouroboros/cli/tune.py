@@ -41,7 +41,7 @@ other costs."""
 
 def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
     """Load costs; return them by their names or, of files, by the part before the suffix. If two
-    are equal, all are named as given."""
+    names are equal, the paths as given are used."""
     stems = [Path(source).stem for source in sources]
     names = stems if len(set(stems)) == len(set(sources)) else sources
     return dict(zip(names, map(load_costs, sources), strict=True))

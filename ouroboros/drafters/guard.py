@@ -33,7 +33,8 @@ class Guard:
     gain counts in `credit`, without the limit -SPIKE, and not in `lost`.
 
     Costs are corrected as follows. The predicted cost of draft calls is multiplied by
-    `draft_price`, the median of measured / predicted times, limited to 1 / LIMIT and LIMIT. The
+    `draft_price`, the median of measured / predicted times, limited to 1 / LIMIT and LIMIT; a plain
+    call's time is limited by that of the step's own target call (to within TRUST). The
     predicted cost of a target call grows by `node_price` per node, the median of (measured -
     predicted cost) / draft nodes, where the cost of a target call of one node is 1. Without step
     times, as in replays, nothing is paused or corrected.
@@ -45,8 +46,6 @@ class Guard:
 
     def __init__(self) -> None:
         self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # (target call, step) s / cost
-        self.plain_run = 0  # plain steps since the last one with a draft
-        self.losses: list[tuple[int, float, float]] = []  # before them: new tokens, s / cost, gain
         self.node_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_price, self.node_price = 1.0, 0.0
@@ -63,6 +62,8 @@ class Guard:
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0
+        self.losses: list[tuple[int, float, float]] = []  # new tokens, s / cost, gain
+        self.plain_run = 0  # plain steps since the last one with a draft
         self.first, self.pause, self.pause_left = True, self.PAUSE, 0 if self.plain else 3
         self.repaying = self.repriced = self.credit < 0 and self.losing > 1
 
@@ -99,7 +100,8 @@ class Guard:
             if step.scored > 1 and call_s:
                 extra = step.verify_s / call_s - verifying / call
                 self.node_prices.append(extra / (step.scored - 1))
-            if drafting and call_s and not reading:  # this step's target call bounds `call_s`
+            if drafting and call_s and step.verify_s and not reading:
+                # this step's own target call limits `call_s`
                 least = step.verify_s * call / verifying / self.TRUST
                 call_s = min(max(call_s, least), step.verify_s)
                 self.draft_prices.append(step.draft_s / call_s * call / drafting)

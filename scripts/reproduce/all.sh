@@ -178,7 +178,7 @@ batch_h200() {
 context_length() {
   for length in 512 2048 8192; do
     bench context_length/c$length experiment=context_length hydra.mode=RUN \
-      context_tokens=$length max_new=128 task.limit=8 task.stride=20 audit=none
+      context_tokens=$length task.limit=8 task.stride=20 audit=none
   done
 }
 

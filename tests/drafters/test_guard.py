@@ -93,6 +93,19 @@ def test_a_slower_machine_ends_the_pause_that_it_began():
         assert guard.paused != ends and (guard.credit > before + 1) == ends
 
 
+def test_losses_of_an_earlier_prompt_do_not_change_this_ones_balance():
+    guard = Guard()
+    while guard.paused:
+        observe(guard)
+    for _ in range(5):
+        observe(guard, nodes=9, seconds=1.2)
+    guard.begin_prompt()
+    observe(guard)
+    for _ in range(Guard.CHECK):
+        observe(guard, seconds=2.0)
+    assert guard.net == guard.lost == 0.0
+
+
 def test_a_faster_machine_shows_in_the_steps_own_target_call():
     guard = Guard()
     while guard.paused:

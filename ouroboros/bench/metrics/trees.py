@@ -46,9 +46,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     - `steps`: the number of trees
     - `nodes`, `depth`, `leaves`: means over trees, the root excluded
-    - `sources`: by source, the numbers of nodes `proposed`, of those whose parent was accepted,
-      `parent_accepted`, and of those of them that the target chose, `accepted`; and the mean
-      estimated probability of nodes whose parent was accepted, `estimated` (None: not estimated)
+    - `sources`: by source, the numbers of nodes: `proposed`, `parent_accepted` (those whose parent
+      was accepted) and `accepted` (those that the target chose as well); and the mean estimated
+      probability of nodes whose parent was accepted, `estimated` (None: not estimated)
     - `calibration`: `calibration` of nodes whose parent was accepted; None if nothing was estimated
     """
     if not steps:

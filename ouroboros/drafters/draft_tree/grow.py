@@ -33,7 +33,7 @@ MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 BEYOND_MATCH = 4  # a phrase continues for at most the length of its match + this many tokens
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
-CHAIN_HITS = 0.4  # a chain of calls ends where the draft is unsure: share of misses it avoids so
+CHAIN_HITS = 0.4  # a chain ends where the draft is unsure: the share of misses that this avoids
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
