@@ -152,8 +152,8 @@ def calibrate(
                 options: dict = {"costs": CHEAP_DRAFT, "weights": weights, "guard": False}
                 drafter = Ouroboros(model, runners_up=ranked, **options)
                 drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
-                sampler: TokenSelector = Sampler(temperature=temperature, seed=number)
-                choose = sampler if temperature else argmax
+                drawn: dict = {"temperature": temperature, "seed": number}
+                choose: TokenSelector = Sampler(**drawn) if temperature else argmax
                 decode(target, drafter, prompt, max_new=MAX_NEW, eos=eos, choose=choose)
         models = {name: getattr(weights, name) for name in MODELS}
         for name, before in models.items():
