@@ -44,8 +44,8 @@ class Ouroboros:
     - `max_nodes`: size of the largest tree, root included; `children`: largest number of children
       of a node (1: a chain); `draft_nodes`: largest number of new nodes in one draft call
     - `recycle`: turn the target's predictions at rejected nodes into phrases
-    - `runners_up`: also recycle the target's most probable tokens after every node (None: only
-      without a draft model; `recycle=False` turns this off). `choose` then needs a ranking
+    - `runners_up`: also recycle the target's most probable tokens after every node (`recycle=False`
+      turns this off). `choose` then needs a ranking
     - `judge`: also use the draft model's ranking after nodes that have children from phrases
       (False: only after nodes without children)
     - `costs`: call costs: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file; by
@@ -74,7 +74,7 @@ class Ouroboros:
         children: int = 5,
         draft_nodes: int = 24,
         recycle: bool = True,
-        runners_up: bool | None = None,
+        runners_up: bool = True,
         judge: bool = True,
         guard: bool = True,
         costs: str | Costs | None = None,
@@ -95,8 +95,6 @@ class Ouroboros:
             judge=judge,
         )
         self.reads_rejected = recycle
-        if runners_up is None:
-            runners_up = draft is None
         self.ranks = RUNNERS if recycle and runners_up else 0
         costs = costs or default_costs(draft)
         self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)

@@ -110,7 +110,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros task": ouroboros(pool_state="task"),
     "ouroboros loaded": lambda draft: ouroboros(pool_state="loaded", pool=warm_memory())(draft),
     "ouroboros recycle=False": ouroboros(recycle=False),
-    "ouroboros runners_up=True": ouroboros(runners_up=True),
+    "ouroboros runners_up=False": ouroboros(runners_up=False),
     "ouroboros chain": ouroboros(children=1, costs=EAGER),
     "ouroboros one node a call": ouroboros(draft_nodes=1, costs=EAGER),
     "ouroboros judge=False": ouroboros(judge=False, costs=EAGER),

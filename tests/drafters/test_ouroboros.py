@@ -196,8 +196,8 @@ def test_each_model_is_priced_at_the_context_that_it_reads(pair):
     ("drafted", "settings", "stored"),
     [
         (False, {}, True),
-        (True, {"runners_up": True}, True),
-        (True, {}, False),
+        (True, {}, True),
+        (True, {"runners_up": False}, False),
         (False, {"runners_up": False}, False),
         (False, {"recycle": False}, False),
     ],

@@ -149,8 +149,8 @@ def plan_draft_call(s):
     """List the nodes for the next draft call in `to_score`; return how many (0: no call pays).
 
     Takes the most probable unscored nodes, as many as maximize gain minus cost. The gain: after
-    such a node the draft model may find the target's token that phrases missed, and phrases then
-    continue from it. A call pays if these tokens are worth more than the call and verifying them,
+    such a node the draft model may find the target's token if the best phrase is wrong, and phrases
+    then continue from it. A call pays if these tokens are worth more than the call and verifying them,
     or if it begins a chain of calls that pays (not in batches); it then scores one node.
     """
     s.pending = 0
@@ -178,8 +178,8 @@ def plan_draft_call(s):
             known = 0.0
             for j in range(s.children[node]):
                 if s.child_kind[node, j] & state.PROPOSED:
-                    known += s.child_prob[node, j]
-            present = 1.0 - known  # probability that no phrase proposes the target's token
+                    known = max(known, s.child_prob[node, j])
+            present = 1.0 - known  # probability that the best phrase is wrong here
             while present > 0.0 and reach > s.floor and depth < s.max_depth:
                 size = _add_possible_node(s, size, reach, present)
                 reach *= hits

@@ -56,8 +56,8 @@ def decoders(draft: CachedModel) -> dict:
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
-        "ouroboros": lambda: Ouroboros(draft, guard=False),
-        "carrying": lambda: Ouroboros(draft, pool_state="task", guard=False),
+        "ouroboros": lambda: Ouroboros(draft, runners_up=False, guard=False),
+        "carrying": lambda: Ouroboros(draft, runners_up=False, pool_state="task", guard=False),
         "paper": lambda: OuroborosPaper(draft, **SIZES),
     }
 
