@@ -4,8 +4,8 @@ The loop is that of `ouroboros.decode`; the target computes nothing, and the sel
 tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
 proposes, accepts and counts the same as in the live run, if the draft model computes the same here
 (in bfloat16, near ties may differ between devices). Ouroboros is always replayed without
-`runners_up`, because only the target's choices are recorded. A drafter that reads a prediction that was not
-recorded raises `ValueError`, unless `OffTextRates` simulate predictions.
+`runners_up`, because only the target's choices are recorded. A drafter that reads a prediction that
+was not recorded raises `ValueError`, unless `OffTextRates` simulate predictions.
 """
 
 from __future__ import annotations

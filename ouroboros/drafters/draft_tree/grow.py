@@ -150,8 +150,8 @@ def plan_draft_call(s):
 
     Takes the most probable unscored nodes, as many as maximize gain minus cost. The gain: after
     such a node the draft model may find the target's token if the best phrase is wrong, and phrases
-    then continue from it. A call pays if these tokens are worth more than the call and verifying them,
-    or if it begins a chain of calls that pays (not in batches); it then scores one node.
+    then continue from it. A call pays if these tokens are worth more than the call and verifying
+    them, or if it begins a chain of calls that pays (not in batches); it then scores one node.
     """
     s.pending = 0
     s.gain = 0.0
