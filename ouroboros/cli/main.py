@@ -104,6 +104,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
     from ouroboros.cli.common import CALLERS, composed, plain, unknown_flag
 
     rest = [one for one in argv if one != "--json"]
+    rest.sort(key=lambda one: one not in ("-m", "--multirun"))  # Hydra wants these before options
     if flags := get_args_parser().parse_known_args(rest)[1]:
         raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))
     sys.argv = [f"ouroboros {name}", *rest]

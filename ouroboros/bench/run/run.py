@@ -76,13 +76,14 @@ def run(
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C ends the run and loses only
-    the samples that are being decoded. Call costs are those of the folder, else those
-    that `measure_costs` returns, else (if it returns None) those of the config; without any, they
-    are measured if a decoder needs them. Raises `ValueError` if the run cannot start or resume.
+    the samples that are being decoded; so does SIGTERM in the command, but not here. Call costs are
+    those of the folder, else those that `measure_costs` returns, else (if it returns None) those of
+    the config; without any, they are measured if a decoder needs them. Raises `ValueError` if the
+    run cannot start or resume.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.threads or torch.get_num_threads())
         task, examples = config.task.load()
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]

@@ -60,12 +60,13 @@ def final_number(text: str) -> Decimal | None:
 
     Takes the first that exists of: the number after the first `####`; the number that follows the
     last "answer is" or `\\boxed{` in the same sentence (after its last equals sign, if any); the
-    last number of the text. Ignores dollar signs, thousands separators and a final period.
+    last number of the text. Ignores dollar signs, thousands separators (`,`, LaTeX's `{,}`) and a
+    final period.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')
     """
-    text = text.replace(_MINUS, "-")
+    text = text.replace(_MINUS, "-").replace("{,}", ",")
     numbers, hashes = re.findall(_NUMBER, text), _HASHES.search(text)
     if not numbers:
         return None

@@ -39,7 +39,11 @@ def config(saved) -> RunConfig:
 
 def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path):
     lines: list[str] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     result = run(config, say=lines.append)
+    assert torch.get_num_threads() == 2, "not the run's"
+    torch.set_num_threads(threads)
     folder, whole = result.folder, result.folder.load_samples()
     assert result.finished and len(whole) == 4 and lines[-1].startswith("results: ")
     assert folder.load_run()["status"] == "finished"

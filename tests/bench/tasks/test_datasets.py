@@ -106,6 +106,7 @@ def test_a_json_file_must_be_a_list(tmp_path):
         ("So the answer is $1,200. And 7 more.", "1200"),
         ("The answer is: **18** apples, not 3", "18"),
         (r"hence \boxed{42}.", "42"),
+        (r"so \boxed{1{,}200}.", "1200"),
         ("first 5, then 7.5.", "7.5"),
         ("x = $-5", "-5"),
         ("1,2", "2"),
