@@ -149,9 +149,9 @@ peers() {
     "decoder=[greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_assisted_defaults,hf_assisted_constant,hf_prompt_lookup,llama_cpp,llama_cpp_lookup]"
 }
 
-# Every task. 6 runs of 3 minutes.
-tasks() { for_each_task timed_task; }
-timed_task() { bench tasks/$1 $2 task.limit=10 max_new=48 model.dtype=auto; }
+# Every task, with 48 and 128 new tokens. 12 runs of 3 minutes.
+tasks() { for new in 48 128; do for_each_task timed_task; done; }
+timed_task() { bench tasks/$new/$1 $2 task.limit=10 max_new=$new model.dtype=auto repeats=3; }
 
 # Batches of 1 to 16 prompts, refilled or static. 9 runs of 1 to 2 minutes, then the plots.
 batch() {

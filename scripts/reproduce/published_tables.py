@@ -18,6 +18,7 @@ from scipy.stats import gmean
 from ouroboros.bench.metrics.intervals import Interval
 
 Table = tuple[pd.DataFrame, list[str]]
+SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # of prompts, than greedy
 NAMES = {
     "ouroboros": "Ouroboros",
     "ours_cold": "Ouroboros (cold)",
@@ -73,6 +74,8 @@ def headline(path: Path) -> Table:
         f"completions that differ from greedy's: {'; '.join(differ)}"
         if differ
         else "all completions equal greedy's",
+        "prompts slower with Ouroboros than with greedy, worst: "
+        + SLOWER.format(**decoders["ouroboros"]),
         f"repeated 4-grams {' to '.join(repeated)} %",
     ]
 
@@ -97,11 +100,11 @@ def counts(*paths: Path) -> Table:
 
 
 def drafters(*paths: Path) -> Table:
-    """Return Ouroboros' speedup over greedy and its lead over the best other decoder, by run.
+    """Return Ouroboros' speedup over greedy and lead over the best other decoder, by run: measured,
+    or predicted for runs without times.
 
-    Both are measured, or predicted for runs without times. The best other decoder is the fastest
-    one that is not a variant of Ouroboros; it is chosen on the same samples, which favours it.
-    Raises `ValueError` for runs with different settings, because they share the line below.
+    The best other decoder is the fastest one that is not a variant of Ouroboros; it is chosen on
+    the same samples, which favours it. Raises `ValueError` for runs with different settings.
     """
     found = [read(path) for path in paths]
     timed = found[0]["timed"]
@@ -130,7 +133,8 @@ def drafters(*paths: Path) -> Table:
                 "speedup" if timed else "speedup (predicted)": cell(speedups[-1]),
                 "best other": title(name),
                 "lead over best other": cell(others[name]),
-                "verdict": leads[-1].significance,
+                "slower prompts, worst": SLOWER.format(**ours) if timed else "-",
+                "verdict": "-" if timed else leads[-1].significance,
             }
         )
     if len({read(path, "run.json")["task"]["name"] for path in paths}) > 1:
@@ -138,8 +142,8 @@ def drafters(*paths: Path) -> Table:
         last = {"run": "geometric mean", "lead over best other": cell(vars(mean))}
         if not timed:
             factor = float(gmean([one["value"] for one in speedups]))
-            last["speedup (predicted)"] = cell(factor, 2, "x")
-        rows.append(last | {"verdict": mean.significance})
+            last |= {"speedup (predicted)": cell(factor, 2, "x"), "verdict": mean.significance}
+        rows.append(last)
     return pd.DataFrame(rows).fillna(""), notes[0]
 
 
@@ -180,11 +184,8 @@ def predicted_batches(path: Path) -> Table:
 
 
 def over_runs(ratios: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of ratios from several independent runs.
-
-    Its interval follows from the runs' intervals, added as variances of logarithms; if a run has no
-    interval, the mean has none.
-    """
+    """Return the geometric mean of ratios from several independent runs; its interval adds theirs
+    as variances of logarithms, and is missing if one of theirs is."""
     value = float(gmean([ratio.value for ratio in ratios]))
     if any(ratio.low is None or ratio.high is None for ratio in ratios):
         return Interval(value)

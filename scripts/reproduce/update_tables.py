@@ -49,8 +49,7 @@ def table(marker: str, root: Path, place: Path) -> str:
     if not paths:
         return f"*Not measured yet: `scripts/reproduce/all.sh {Path(folders[0]).parts[1]}`.*"
     frame, notes = KINDS[kind][0](*paths)
-    frame = frame.fillna("-")
-    frame = frame.drop(columns=[name for name in frame if frame[name].isin(["-", ""]).all()])
+    frame = frame.fillna("-").loc[:, lambda table: ~table.isin(["-", ""]).all()]
     align = ["left", *["right"] * (frame.shape[1] - 1)]
     text = frame.to_markdown(index=False, tablefmt="github", disable_numparse=True, colalign=align)
     links = []
