@@ -50,8 +50,8 @@ class SharedNoise(LogitsProcessor):
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:
-    """Return logits processors with which transformers' greedy generation selects like `choose`.
-    Raises `ValueError` for a selector other than `argmax`, a `Sampler` and `Processed`."""
+    """Return logits processors that make transformers' greedy generation choose the same tokens as
+    `choose`: `argmax`, a `Sampler` or `Processed`. Raises `ValueError` for other selectors."""
     if choose is argmax:
         return LogitsProcessorList()
     if isinstance(choose, Sampler):

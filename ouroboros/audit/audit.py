@@ -114,12 +114,13 @@ class Auditor:
         choose: TokenSelector,
         controls: bool = False,
     ) -> tuple[dict[str | None, Finding], list[Control]]:
-        """Return ({decoder: `Finding`}, [a `Control` for each of `rows`]).
+        """Return a `Finding` for each decoder, and a `Control` for each number in `rows`.
 
         `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
-        completion). If no completion differs and `controls` is false, nothing is measured, and the
-        list is empty. Otherwise the key None has a finding for the reference, compared with
-        float64. After a tie, the rest of a completion is compared with float64 too.
+        completion). If all are equal and `controls` is false, nothing is measured: there are no
+        controls. Otherwise the reference itself is compared with calls in `exact` precision; its
+        finding has the key None. A completion that differs by a tie is compared with them too,
+        from there on.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
         equal = all(index is None for index in parted.values()) and None not in others.values()

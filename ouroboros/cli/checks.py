@@ -60,7 +60,7 @@ def check_costs(costs: object) -> None:
 
 
 def check_run(path: Path) -> None:
-    """Check that a path is a file or a results folder."""
+    """Raise `ValueError` for a path that is neither a file nor a results folder."""
     if not path.is_file() and not (path / "run.json").exists():
         raise ValueError(f"{path} is not a results folder: it has no run.json")
 

@@ -201,9 +201,11 @@ def attend_by_table(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
-    return [1, n, heads, width]. If `attention_mask` is an int32 table (see `triton_exact`),
-    attention is exact, and arguments that this does not support raise `ValueError`; other masks are
-    passed to `kernel_attention`."""
+    return [1, n, heads, width].
+
+    With an int32 table as `attention_mask` (see `triton_exact`), attention is exact; raises
+    `ValueError` for arguments that exact attention lacks. Other masks go to `kernel_attention`.
+    """
     if attention_mask is None or attention_mask.dtype != torch.int32:
         return kernel_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs

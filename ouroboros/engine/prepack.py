@@ -105,8 +105,8 @@ class Packed:
         return Packed, ()
 
     def checked(self) -> Packed:
-        """Compare our kernel with oneDNN; if their results differ bitwise, use oneDNN only. A
-        weight in our own layout (`alone`) needs no comparison. Return self."""
+        """Stop using our kernel if its results differ bitwise from oneDNN's; return self. A weight
+        that only our kernel can read (`alone`) is not compared."""
         unknown = self.address and not self.alone
         if unknown and not _gives_the_same_bits(self.shape, self.source.dtype):
             self.address = 0

@@ -54,9 +54,9 @@ class Evidence:
 
     - `draft`: the draft model, if a decoder needs it
     - `decision_costs`: the costs that decoders plan with (default: `costs`)
-    - `rates`: how to simulate the target's predictions after draft tokens that left the texts, by
-      name or kind of decoder ("": any other; missing: `USUAL_RATES`). If None, decoders that read
-      such predictions are not replayed, but run on `bench`, if given
+    - `rates`: `OffTextRates` by decoder, or by `kind_of` decoder, or with the key "" for all others
+      (`USUAL_RATES` without such a key). If None, a decoder that reads predictions after draft
+      tokens outside the texts is not replayed, but run on `bench`, if given
     - `live`: the samples of the run in which the costs were measured, by decoder
     - `counted`: a cache of replayed samples by decoder, settings and decision costs
     """

@@ -40,11 +40,11 @@ UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """The rates with which a simulated target, after draft nodes whose path has left the recorded
-    text, predicts the recorded token at the next position.
+    """How often a simulated target is right after draft tokens that deviate from the recorded text.
 
-    `after_right` is for nodes whose token equals the recorded one at its position (the path left
-    the text earlier), `after_wrong` for the others.
+    The target has no recorded prediction at a node whose path has left the text. There, its
+    simulated prediction is the recorded token of the next position at the rate `after_right`, if
+    the node's own token equals the recorded one at its position, else at the rate `after_wrong`.
     """
 
     after_right: float

@@ -337,9 +337,11 @@ class Row:
         self.sample = replace(self.sample, **fields)
 
     def add(self, seconds: float, steps: list[StepRecord]) -> None:
-        """Add the row's share of a step's time; after the first step, it is also the TTFT. The host
-        time of the last of `steps` becomes the step's time outside the models, which includes the
-        preparation of the sequence and the search for stop strings."""
+        """Add `seconds`, the row's share of one step's time, and set the TTFT after the first step.
+
+        Replace the host time of the last of `steps` by all time outside the models, so that it
+        includes preparing the sequence and searching for stop strings.
+        """
         if steps:
             last = steps[-1]
             steps[-1] = replace(last, host_s=seconds - last.draft_s - last.verify_s)

@@ -41,8 +41,8 @@ class SpecBench(DatasetTask):
         return turns
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
-        """Return the turn `example` with the conversation so far before its question: the prompt of
-        the turn `before`, and its `answer` up to the first stop string."""
+        """Return the next turn of a conversation: the prompt of the turn `before`, its `answer` up
+        to the first stop string, then the question of `example`."""
         answer = before_stop(answer, self.stop).strip()
         if before.messages:
             reply = {"role": "assistant", "content": answer}

@@ -362,10 +362,9 @@ def _add_option(s, node, c, token, kind, rank, ranks):
 
 @jit
 def list_options(s, m, node, ranks):
-    """Write the tokens that may follow a node to `option_token`, their probabilities to
-    `option_prob`, and their order by probability to `ranking`. These are the tokens of `shortlist`,
-    and the first `ranks` of the draft model's ranking. The caller fills `path` and the node's
-    occurrences first."""
+    """List the tokens that may follow a node: those of `shortlist` and the draft model's first
+    `ranks`. Write them to `option_token`, their probabilities to `option_prob`, and their indices,
+    most probable first, to `ranking`. Call `fill_path` and `find_occurrences` first."""
     find_candidates(s, m, node)
     if s.noisy:
         s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])
