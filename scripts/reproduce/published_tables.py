@@ -232,13 +232,8 @@ def agreement(path: Path) -> Table:
 def advice(path: Path) -> Table:
     """Return how accurate predictions are, by kind of decoder (see advice_check.py)."""
     found = read(path, "check.json")
-    columns = {
-        "settings": "points",
-        "median error": "median_error",
-        "bias": "median_bias",
-        "held-out error": "median_error_elsewhere",
-        "rank correlation": "rank_correlation",
-    }
+    columns = {"settings": "points", "median error": "median_error", "bias": "median_bias"}
+    columns |= {"held-out error": "median_error_elsewhere", "rank correlation": "rank_correlation"}
     rows = [
         {"decoders": title(kind)} | {name: significant(row[key]) for name, key in columns.items()}
         for kind, row in found["accuracy"].items()

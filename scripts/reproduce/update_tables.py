@@ -138,10 +138,15 @@ def begin(folder: Path) -> None:
 
 
 def pack(results: Path) -> None:
-    """Compress the .jsonl files of published results; leave results/local unchanged."""
+    """Compress the .jsonl files of published results, with times in whole microseconds; of runs
+    that were not timed, without times and draft trees. Leave results/local unchanged."""
     for path in results.rglob("*.jsonl"):
         if path.relative_to(results).parts[0] != "local":
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            counted = any('"timing": false' in r.read_text() for r in path.parent.glob("run.json"))
+            times = "0.0" if counted else lambda match: f"{round(float(match[0]), 6)}"
+            text = re.sub(r'(?<=_s": )[\d.e-]+', times, path.read_text("utf-8"))
+            if not counted or path.name != "trees.jsonl":
+                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
             path.unlink()
 
 

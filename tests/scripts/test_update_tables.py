@@ -1,5 +1,6 @@
 """Tables on pages match results/: edited numbers and stale folders are detected."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -64,12 +65,25 @@ def test_samples_are_packed_beside_the_tables(root, main):
     paths = [root / "results" / folder / "samples.jsonl" for folder in ("main", "local")]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
-        path.write_text('{"wall_s": 1.23456789}\n')
+        path.write_text('{"text": "\\"_s\\": 2.5", "wall_s": 1.23456789, "ttft_s": 1.2e-05}\n')
+        path.with_name("trees.jsonl").write_text("{}\n")
     main("--check")
     assert all(path.exists() for path in paths)
     main()
     assert [path.exists() for path in paths] == [False, True], "a trial's results stay"
-    assert paths[0].with_name("samples.jsonl.gz").exists()
+    packed, trees = (paths[0].with_name(f"{name}.jsonl.gz") for name in ("samples", "trees"))
+    assert trees.exists()
+    trees.unlink()
+    trees.with_suffix("").write_text("{}\n")
+    found = json.loads(gzip.decompress(packed.read_bytes()))
+    assert found == {"text": '"_s": 2.5', "wall_s": 1.234568, "ttft_s": 1.2e-05}
+    run = packed.with_name("run.json")
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"timing": False}))
+    paths[0].write_bytes(gzip.decompress(packed.read_bytes()))
+    update_tables.pack(root / "results")
+    found = json.loads(gzip.decompress(packed.read_bytes()))
+    assert found == {"text": '"_s": 2.5', "wall_s": 0.0, "ttft_s": 0.0}, "times mean nothing"
+    assert not trees.exists() and not trees.with_suffix("").exists()
 
 
 def test_stale_folders_are_a_warning_one_line_for_each_reason(root, main, monkeypatch):
