@@ -81,13 +81,6 @@ warm_start() {
   done
 }
 
-# Shared noise against rejection sampling. 3 runs of 2 minutes.
-acceptance() {
-  for temperature in 0 0.7 1.0; do
-    bench acceptance/t${temperature/./} experiment=acceptance $COUNT temperature=$temperature max_new=64
-  done
-}
-
 # The speedup at each agreement of a draft, on the reference pair's text. 10 minutes.
 agreement() {
   begin agreement
@@ -214,7 +207,7 @@ lm_eval() {
   step lm_eval ouroboros.json "$PYTHON" scripts/reproduce/lm_eval_task.py $RESULTS/lm_eval
 }
 
-TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start acceptance
+TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start
   agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks batch
   batch_h200 context_length advice_check step_profile host call_times lm_eval"
 for TABLE in ${@:-$TABLES}; do
