@@ -211,10 +211,11 @@ def generate(
 class CustomGenerate:
     """A callable for `model.generate(..., custom_generate=...)`; create it with `custom_generate`.
 
-    Lengths, end-of-sequence ids and sampling come from the generation config. Pass the streamer
-    here, because `model.generate` does not pass it on. All calls with the same models share one
-    decoder, which with `pool_state="task"` keeps its phrases from prompt to prompt. The other
-    arguments are those of `generate`; the decoder's settings are in `settings`.
+    Lengths, end-of-sequence ids and sampling come from the generation config. Pass `streamer` and
+    `assistant_model` here: with `custom_generate`, `model.generate` silently drops its own. All
+    calls with the same models share one decoder, which with `pool_state="task"` keeps its phrases
+    from prompt to prompt. The other arguments are those of `generate`; the decoder's settings are
+    in `settings`.
     """
 
     def __init__(

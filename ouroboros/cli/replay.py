@@ -95,6 +95,8 @@ def replay(options: dict) -> tuple[int, dict]:
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
+    if costs is not None:
+        about.append(f"predicted with {costs.about.get('name', 'the given costs')}")
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
     document["decoders"] = known(table).to_dict("index")
     print(document["title"], end="\n\n")

@@ -256,14 +256,15 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
     `source` is a results folder, whose costs are the medians of its samples, or what `Costs.load`
     takes: a name, a file or a mapping. Unless `source` is a mapping, the result's `about["name"]`
-    defaults to the name of the file or folder. Raises `ValueError` for other sources and for a
-    folder that was not timed.
+    defaults to the name of the file (for a costs.json, FOLDER/costs.json) or folder. Raises
+    `ValueError` for other sources and for a folder that was not timed.
     """
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
     if source in NAMES or not isinstance(source, str | Path) or not Path(source).is_dir():
-        costs = Costs.load(source)
-        return replace(costs, about={"name": Path(source).stem, **costs.about})
+        costs, path = Costs.load(source), Path(source)
+        name = f"{path.resolve().parent.name}/{path.name}" if path.name == COSTS else path.stem
+        return replace(costs, about={"name": name, **costs.about})
     folder = ResultsFolder(source)
     if not folder.load_run().get("timing", True):
         raise ValueError(f"{source} was run with timing=false: give a folder that was timed")

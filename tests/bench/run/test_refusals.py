@@ -143,6 +143,14 @@ def test_damaged_costs_are_one_line_with_the_remedy(tmp_path, text):
     assert "\n" not in str(refusal.value)
 
 
+def test_costs_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "costs.json"
+        path.write_text('{"verify_ms": {"1": 10}}')
+        assert load_costs(path).about["name"] == f"{folder}/costs.json"
+
+
 def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeypatch):
     task, written = TextTask("abc", "bcd", "cde"), []
     bench, append = bench_of(pair[:1], task, {"greedy": Greedy}), ResultsFolder.append
