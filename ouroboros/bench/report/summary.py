@@ -73,7 +73,7 @@ class Summary:
                 "" if facts.pools_restored else "; after each resume the phrase pool starts empty"
             )
             if facts.batch_size > 1:
-                lost += "; the first batch after each resume is smaller"
+                lost += "; batches measured after a resume may be smaller"
             found.append(f"Resumed {facts.resumed} time(s){lost}.")
         if not facts.timed:
             predicted = f"; speedups are predicted with {facts.costs}" if facts.costs else ""
