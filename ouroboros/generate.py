@@ -295,10 +295,12 @@ class CustomGenerate:
                 f"input_ids has {len(prompts)} rows: give a list of as many streamers, one for each"
             )
         own = (MaxLengthCriteria, EosTokenCriteria)  # `Decoding` applies these rules
-        criteria = [c for c in stopping_criteria if not isinstance(c, own)]
-        pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
-        eos = frozenset(() if ends is None else ends.tolist())
-        max_new, device = config.max_length - input_ids.shape[-1], input_ids.device
+        criteria = [c for c in stopping_criteria if type(c) not in own]
+        lengths = (c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria)
+        ends = [c.eos_token_id for c in stopping_criteria if type(c) is EosTokenCriteria]
+        eos = frozenset(token for ids in ends for token in ids.tolist())
+        pad, device = getattr(config, "_pad_token_tensor", None), input_ids.device
+        max_new = max(1, min(lengths, default=config.max_length) - input_ids.shape[-1])
         rows = []
         for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
             rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], criteria, device, streamer))

@@ -27,6 +27,7 @@ from transformers import (
     TopKLogitsWarper,
     dynamic_module_utils,
 )
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
@@ -185,6 +186,9 @@ def test_ends_of_the_model_the_config_and_the_caller_are_transformers_own(models
     options = [{"eos_token_id": [text[12], text[9]]}, {"max_length": 11}]
     options += [{"stopping_criteria": [Contains(*t)]} for t in [(3,), (4, 5), (6,), (7, 8), (9,)]]
     options += [{"stopping_criteria": [MaxTimeCriteria(max_time=0.0)]}]
+    given = MaxLengthCriteria(19), MaxLengthCriteria(3), EosTokenCriteria(text[12])
+    options += [{"stopping_criteria": [criterion]} for criterion in given]
+    options += [{"stopping_criteria": [given[2]], "eos_token_id": text[9]}]
     options += [{"generation_config": GenerationConfig(max_new_tokens=25, eos_token_id=[4, 9])}]
     for own in options:
         if "max_length" not in own and "generation_config" not in own:
