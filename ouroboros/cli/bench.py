@@ -80,7 +80,8 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     config = RunConfig.from_mapping({**options, "results_dir": str(folder)})
     if config.costs or not config.timing:
         return config, None
-    calls = (asdict(config.model), config.threads, config.task.name, config.max_new)
+    loaded = asdict(config.model), config.needs_draft
+    calls = (*loaded, config.threads, config.task.name, config.max_new)
     here = machine()
     made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
     digest = identity(*calls, *made_by)

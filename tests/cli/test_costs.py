@@ -88,6 +88,19 @@ def test_the_jobs_of_a_sweep_go_by_one_probe(call, saved_pair, monkeypatch):
     assert call("bench", *swept, "max_new=5")[0] == 0 and len(probed) == 4
 
 
+def test_a_probe_without_a_draft_is_not_that_of_a_job_with_one(call, monkeypatch):
+    drafts = []
+
+    def measure(target, draft=None, **options):
+        drafts.append(draft)
+        return replace(OWN, about={"spread": 0.0})
+
+    monkeypatch.setattr(Costs, "measure", measure)
+    swept = [*TINY, PRICED[1], "results_dir=apart", "hydra.mode=MULTIRUN"]
+    assert call("bench", *swept, "decoder=[greedy],[greedy,speculative]")[0] == 0
+    assert [draft is not None for draft in drafts] == [False, True]
+
+
 def test_a_noisy_probe_is_told(run_bench, monkeypatch):
     noisy = Costs(OWN.target, about={"spread": 0.45})
     monkeypatch.setattr(Costs, "measure", lambda *models, **options: noisy)
