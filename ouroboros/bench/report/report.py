@@ -332,7 +332,7 @@ def slug(label: str) -> str:
     >>> slug("sweep: gamma=4, topk=3")
     'sweep-gamma-4-topk-3'
     """
-    return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
+    return re.sub(r"[^\w.]+", "-", label).strip("-") or "run"
 
 
 def _several(runs: Sequence[Summary], sweep: str = "") -> Section:

@@ -132,6 +132,14 @@ def test_runs_of_a_swept_fraction_have_their_own_tables(tmp_path):
     assert {f"{one}.{kind}" for one in wanted for kind in ("csv", "tex")} <= names
 
 
+def test_runs_named_in_any_script_have_their_own_tables(tmp_path):
+    for name in ("größe", "grüße"):
+        write(tmp_path / name)
+    assert report(tmp_path) == 0
+    names = {path.name for path in (tmp_path / "report/tables").iterdir()}
+    assert {"größe-default.csv", "grüße-default.csv"} <= names
+
+
 def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
