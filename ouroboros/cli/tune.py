@@ -70,13 +70,15 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
             models = pair.target, pair.models
             bench = Bench(*models, task, examples, {}, limit, sampling=sampling)  # type: ignore[arg-type]
             on.append(tuning.record(bench, next(iter(costs.values()))))
-    machines = []
+    machines, given = [], {one.lstrip("+").partition("=")[0] for one in options.overrides}
     for name, own in costs.items():
         decoders = dict(config.decoder)
         if (FOLDER / "experiment" / f"drafters_{name}.yaml").exists():  # settings for these costs
             compared = composed([f"experiment=drafters_{name}"])["decoder"]
             for decoder, settings in decoders.items():
-                tuned = {k: v for k, v in compared.get(decoder, {}).items() if k in SPACES[decoder]}
+                mine = {k for k in settings if f"decoder.{decoder}.{k}" in given}
+                of = SPACES[decoder].keys() - mine
+                tuned = {k: v for k, v in compared.get(decoder, {}).items() if k in of}
                 decoders[decoder] = {**settings, **tuned}
         machines.append(tuning.Machine(name, own, decoders))
     report, best = tuning.tune(

@@ -34,11 +34,12 @@ def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
     assert code == 2 and error.startswith(says) and error.count("\n") == 1
 
 
-def tuned(call, saved_pair, *words):
+def tuned(call, saved_pair, *words, overrides=()):
     pair = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
     results = saved_pair / "tuned"
     words += ("--limit", "2", "--first", "1", "--max-new", "6", "--results", str(results))
-    code, out, error = call("tune", *words, "--overrides", "model=hf", *pair, pair=False)
+    words += ("--overrides", "model=hf", *overrides)
+    code, out, error = call("tune", *words, *pair, pair=False)
     assert code == 0, error
     assert f"results: {results}\n" in error and (results / "tuning.md").exists()
     return json.loads(out.splitlines()[-1]), json.loads((results / "tuning.json").read_text())
@@ -92,6 +93,21 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     config.write_text(config.read_text() + "\n")
     tuned(call, saved_pair, *words, "--costs", "flat")
     assert made == ["flat"] * 3, "other trials, then another model at the same path"
+
+
+def test_an_override_is_the_configured_setting_for_all_costs(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [4]})
+    told = []
+
+    def noted(name, costs, decoders):
+        told.append(decoders["prompt_lookup"]["num_tokens"])
+        return Machine(name, costs, decoders)
+
+    monkeypatch.setattr("ouroboros.tuning.tune.Machine", noted)
+    words = ("--decoders", "prompt_lookup", "--trials", "1", "--temperatures", "0")
+    words += ("--prompts", str(DEVELOPMENT[0]))
+    tuned(call, saved_pair, *words, overrides=["decoder.prompt_lookup.num_tokens=2"])
+    assert told == [2, 2], "also for the costs epyc and flat, which have settings of their own"
 
 
 def test_a_setting_is_as_fast_as_its_calls_cost():
