@@ -59,6 +59,7 @@ def replay(options: dict) -> tuple[int, dict]:
     run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
+    same = True  # the draft is the recorded one
     drafts = any(map(needs_draft, options["decoder"].values()))
     if drafts and (simulated := options.get("draft")):
         own = {**simulated, "tokenizer": tokenizer}
@@ -66,7 +67,7 @@ def replay(options: dict) -> tuple[int, dict]:
             own["agreement"] = read_curve(Path(own["agreement"]))
         draft = SimulatedDraft(own.pop("agreement", None), runs_of(recording), **own)
     elif drafts:
-        check_draft(spec, run, HydraConfig.get().overrides.task)
+        same = check_draft(spec, run, HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
     rates = OffTextRates.given(options["rates"])
     given = {
@@ -91,7 +92,7 @@ def replay(options: dict) -> tuple[int, dict]:
 
     texts = {name: evidence[name].recorded for name in samples}
     ratio = spec.draft_cost
-    if ratio is None and folder:  # null: the run had no draft; older runs do not record it
+    if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
@@ -136,22 +137,23 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> None:
-    """Raise `ValueError` if a pair's draft is not the one of the recorded `run`, a run.json: by
-    content or, if that is unknown, by name. Only warn if one of the command's overrides sets the
-    model."""
+def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> bool:
+    """Return whether a pair's draft is the one of the recorded `run`, a run.json: by content or, if
+    that is unknown, by name. Raise `ValueError` for another one, or only warn if one of the
+    command's overrides sets the model."""
     recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
     if not recorded or path is None:
-        return
+        return True
     if (content := run.get("contents", {}).get("model.draft")) and path.exists():
         same = content_hash(path) == content
     else:
         same = path.name == Path(recorded).name
     if same:
-        return
+        return True
     what = f"the recorded run drafted with {recorded}, this replay with {spec.draft}"
     what += ", whose files differ" if path.name == Path(recorded).name else ""
     if not any(override.startswith("model") for override in overrides):
         remedy = f"give model.draft=<its folder or id>, or model.draft={spec.draft}"
         raise ValueError(f"{what}: {remedy}")
     print(f"warning: {what}", file=sys.stderr)
+    return False
