@@ -57,7 +57,8 @@ class Summary:
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and the task's scores, by name."""
-        names = self.frame.filter(regex=r"^score\.[^.]*$").columns.str.removeprefix("score.")
+        scores = [str(name) for name in self.frame if str(name).startswith("score.")]
+        names = [n.removeprefix("score.") for n in scores if n.rpartition(".")[0] not in scores]
         return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
 
     @property

@@ -176,6 +176,13 @@ def test_corpus_scores_stand_with_the_others():
     assert frame.loc["fast", "score.bleu"] == 23.5 and np.isnan(frame.loc["greedy", "score.bleu"])
 
 
+def test_a_score_may_have_a_point_in_its_name():
+    scores = {("a", "fast", 0): {"f1.macro": 0.5}, ("b", "fast", 0): {"f1.macro": 1.0}}
+    summary = summarise(measured(scores=scores))
+    assert summary.to_dict()["decoders"]["fast"]["score.f1.macro"]["value"] == 0.75
+    assert "f1.macro" in to_markdown(summary)
+
+
 def test_groups_have_their_own_speedups():
     groups = ("math", "code")
     rows = [
