@@ -15,8 +15,8 @@ BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 class Prompts(DatasetTask):
     """Prompts from `path`; nothing is scored.
 
-    The path is a JSONL file with a field "prompt" and optionally "id", a text file, or a folder of
-    .txt files. A text is one prompt, or several separated by lines `---`.
+    The path is a JSONL file or a JSON list with a field "prompt" and optionally "id", a text file,
+    or a folder of .txt files. A text is one prompt, or several separated by lines `---`.
     """
 
     name = "prompts"
@@ -28,7 +28,7 @@ class Prompts(DatasetTask):
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError` with the file and line of invalid content."""
         assert self.file is not None
-        if self.file.suffix in LINES:
+        if self.file.suffix in (*LINES, ".json"):
             rows = enumerate(self.rows(), start=1)
             named = [(str(r.get("id", f"{self.file.stem}/{n}")), r["prompt"]) for n, r in rows]
         else:

@@ -222,6 +222,9 @@ def test_prompts_from_jsonl_and_from_text(tmp_path):
         ("mine/1", "a"),
         ("second", "b"),
     ]
+    listed = tmp_path / "mine.json"
+    listed.write_text('[{"prompt": "a"}, {"prompt": "b"}]')
+    assert [e.prompt for e in Prompts(path=str(listed)).load()] == ["a", "b"]
     text = tmp_path / "one.txt"
     text.write_text("two\nlines")
     assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
