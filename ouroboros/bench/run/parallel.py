@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.run.folder import COSTS, SAMPLES, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, REMEDY, RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, dtype_of
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -58,7 +58,7 @@ def claimed_folder(
     place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
 ) -> Iterator[ResultsFolder]:
     """Yield the folder that this rank writes to, locked and checked with `check_open(facts,
-    **choice)`: `place` on rank 0, else a temporary folder with copies of the files needed to
+    **choice)`, and without files of other commands: `place` on rank 0, else a temporary folder with copies of the files needed to
     resume. `choice` has `overwrite` and `retry_failed`."""
     with ExitStack() as stack:
         if ranks.rank:
@@ -68,6 +68,10 @@ def claimed_folder(
         def claim() -> None:
             stack.enter_context(folder.locked())
             folder.check_open(facts, **choice)
+            paths = (place / name for name in (SAMPLES, COSTS))
+            others = [path.name for path in paths if path.exists() and path.stat().st_size]
+            if others and not (choice["overwrite"] or (place / RUN).exists()):
+                raise ValueError(f"{place} has {others[0]}, but no {RUN} of a run: {REMEDY}")
 
         all_succeed(ranks, claim)
         names = () if choice["overwrite"] else (SAMPLES, COSTS, "pool-*.json")

@@ -45,6 +45,17 @@ def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
         assert "ValueError: the prompt of p1 holds id" in row.sample.error
 
 
+@pytest.mark.parametrize("name", ["samples.jsonl", "costs.json"])
+def test_files_that_a_replay_or_advice_wrote_are_not_those_of_a_run(saved, name):
+    """Else replayed samples count as measured, and costs of any machine as the run's own."""
+    folder = saved / "run"
+    folder.mkdir()
+    (folder / name).write_text("{}\n")
+    with pytest.raises(ValueError, match=rf"run has {name}, but no run.json of a run: use another"):
+        run(config(saved))
+    assert run(config(saved, overwrite=True)).finished
+
+
 @pytest.mark.parametrize("stage", ["score", "audit"])
 def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
     told = []
