@@ -58,8 +58,9 @@ def claimed_folder(
     place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
 ) -> Iterator[ResultsFolder]:
     """Yield the folder that this rank writes to, locked and checked with `check_open(facts,
-    **choice)`, and without files of other commands: `place` on rank 0, else a temporary folder with copies of the files needed to
-    resume. `choice` has `overwrite` and `retry_failed`."""
+    **choice)`: `place` on rank 0, else a temporary folder with copies of the files needed to
+    resume. `choice` has `overwrite` and `retry_failed`. Raises `ValueError` also for samples or
+    costs of another command."""
     with ExitStack() as stack:
         if ranks.rank:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
