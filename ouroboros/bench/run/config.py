@@ -148,7 +148,8 @@ class RunConfig:
         example "costs", "task.path" or "model.target". The paths need not exist."""
         found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
-            options = [option for option in ("pool", "costs", "weights") if own.get(option)]
+            known = ("pool", "costs", "weights", "path")
+            options = [option for option in known if own.get(option)]
             found |= {f"decoder.{name}.{option}": Path(str(own[option])) for option in options}
         return {**self.model.files(), **self.task.files(), **found}
 

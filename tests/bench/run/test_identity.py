@@ -57,6 +57,9 @@ def test_only_what_exists_is_hashed_and_ids_are_not(config):
     ids = {"model.target": "some/model", "model.draft": None}
     cold = {"decoder.ouroboros.pool": None, "decoder.ouroboros.pool_state": "cold"}
     assert list(file_hashes(config.replaced({**ids, **cold}))) == ["task.path"]
+    gguf = str(config.files()["task.path"])
+    peer = {"_target_": "ouroboros.baselines.llama_cpp.LlamaCpp", "path": gguf}
+    assert "decoder.peer.path" in file_hashes(config.replaced({"decoder.peer": peer}))
     shipped = config.replaced({"model.target": "reference/target", "task.path": "examples"})
     assert "model.target" in file_hashes(shipped) and "task.path" not in file_hashes(shipped)
 
