@@ -125,12 +125,14 @@ def summarise(measured: Measured) -> Summary:
     verdicts = {name: tally(measured.audit, name) for name in good}
     draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
     given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
+    settings = run.get("config", {}).get("decoder", {}) if run["sampling"]["temperature"] else {}
+    rejecting = {n for n, own in settings.items() if own.get("verification") == "rejection"}
     known: dict[str, dict[str, Any]] = {
         name: {
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
             "audit": audit_cell(name, verdicts[name]),
-            "in_law": "in law" in verdicts[name],
+            "in_law": "in law" in verdicts[name] or name in rejecting,
         }
         for name, samples in good.items()
     }

@@ -176,6 +176,16 @@ def test_corpus_scores_stand_with_the_others():
     assert frame.loc["fast", "score.bleu"] == 23.5 and np.isnan(frame.loc["greedy", "score.bleu"])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rejection_sampling_compares_all_completions_also_without_an_audit(temperature):
+    other = [replace(one, new_tokens=tuple(t + 1 for t in one.new_tokens)) for one in FAST]
+    decoders = {"fast": {"verification": "rejection"}}
+    run = measured(
+        [*GREEDY, *other], config={"decoder": decoders}, sampling={"temperature": temperature}
+    )
+    assert np.isnan(summarise(run).frame.loc["fast", "slower_share"]) == (not temperature)
+
+
 def test_a_score_may_have_a_point_in_its_name():
     scores = {("a", "fast", 0): {"f1.macro": 0.5}, ("b", "fast", 0): {"f1.macro": 1.0}}
     summary = summarise(measured(scores=scores))
