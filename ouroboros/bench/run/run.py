@@ -82,6 +82,8 @@ def run(
     run cannot start or resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
+        if ranks.rank:  # rank 0 reports
+            say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
         task, examples = config.task.load()
