@@ -103,6 +103,9 @@ def test_a_json_file_must_be_a_list(tmp_path):
     [
         ("3 x 6 = 18\n#### 18", "18"),
         ("#### -1,234.50\n\nQ: more? The answer is 4.", "-1234.5"),
+        ("#### 1. Cost\n5 x 3 = 15\n#### 12) Sum\n15 + 3 = 18\n#### 18", "18"),
+        ("#### 1: Cost\n5 x 3 = 15. The answer is 15.", "15"),
+        ("#### 18.\n\nThen 7", "18"),
         ("So the answer is $1,200. And 7 more.", "1200"),
         ("The answer is: **18** apples, not 3", "18"),
         (r"hence \boxed{42}.", "42"),
