@@ -23,6 +23,7 @@ from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import Table
 from ouroboros.bench.run.folder import ResultsFolder
 
+FILES = "files.txt"
 FEW_RUNS = 3
 """With more runs than this, the page shows the sections of single runs folded at first."""
 MOST_COLUMNS = 4
@@ -103,6 +104,7 @@ def write_report(
         numbers.csv   every number at full precision, one row per run and decoder
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
+        files.txt     the names of these tables and plots; the next report removes them
 
     `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
     `on_failure` as in `summarised`.
@@ -117,6 +119,12 @@ def write_report(
             tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
+    made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
+    made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
+    earlier = (out / FILES).read_text("utf-8").split("\n") if (out / FILES).exists() else []
+    for path in [*out.glob("tables/*"), *out.glob("plots/*")]:
+        if path.relative_to(out).as_posix() in set(earlier) - set(made):
+            path.unlink()
     share = MOST_TOKENS // max(1, len(runs))
     shown = [
         viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)
@@ -129,6 +137,7 @@ def write_report(
         "numbers.csv": numbers(runs).to_csv(index=False),
         "report.md": render("report.md", parts, runs),
         "report.html": render("report.html", parts, runs, data=data),
+        FILES: "\n".join(made),
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")

@@ -174,6 +174,20 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     assert float(rows[1]["latency_speedup.low"]) == pytest.approx(2.0)
 
 
+def test_a_report_replaces_the_tables_and_plots_of_the_earlier_one(tmp_path):
+    out, run = tmp_path / "out", tmp_path / "main"
+    write(run)
+    assert report(sweep(tmp_path / "gammas"), run, "--out", out) == 0
+    own = [out / "tables/gammas-mine.csv", out / "plots/toy-speedup.pdf"]
+    for path in own:
+        path.write_text("mine")
+    assert report(run, "--out", out) == 0
+    left = {p for name in ("tables", "plots") for p in (out / name).iterdir()}
+    assert report(run, "--out", tmp_path / "new") == 0
+    new = {p for name in ("tables", "plots") for p in (tmp_path / "new" / name).iterdir()}
+    assert left == {out / path.relative_to(tmp_path / "new") for path in new} | set(own)
+
+
 def test_the_command_prints_one_table_and_the_same_numbers_as_json(tmp_path, capsys):
     write(tmp_path / "main")
     assert report(tmp_path / "main", "--json") == 0
