@@ -104,7 +104,8 @@ class ResultsFolder:
             )
         if old.get("status") == "finished":
             if not retry_failed:
-                raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}")
+                audit = "'ouroboros audit' repeats its audit and summary"
+                raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
             if not any(sample.error for sample in self.load_samples()):
                 raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
         return old

@@ -39,7 +39,7 @@ from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
-from ouroboros.decoder_factory import decoder_factories, wants_costs
+from ouroboros.decoder_factory import decoder_factories, needs_draft, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
@@ -244,6 +244,9 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
             f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
             "run on a quiet machine, or give costs=<file or name>"
         )
+    planned = any(needs_draft(own) and wants_costs(own) for own in config.decoder.values())
+    if planned and bench.costs is not None and bench.costs.draft is None:
+        yield "the costs have no draft calls: decoders plan them at the price of target calls"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
 

@@ -126,6 +126,16 @@ def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy
     assert "models: tiny, float32 on cpu" in lines
 
 
+@pytest.mark.parametrize(("draft_ms", "warned"), [(None, True), (2.0, False)])
+def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
+    path, lines = saved / "costs.json", list[str]()
+    path.write_text(json.dumps({"verify_ms": {"1": 10.0}, "draft_ms": draft_ms}))
+    model = PairSpec("tiny", str(saved / "target"), str(saved / "target"), dtype="float32")
+    own = {"_target_": "ouroboros.Ouroboros", "draft": "x"}
+    run(config(saved, model=model, decoder={"own": own}, costs=str(path)), say=lines.append)
+    assert any("costs have no draft calls" in line for line in lines) is warned
+
+
 COSTS = {
     "verify_ms": {1: 10.0, 64: 20.0},
     "draft_ms": 2.0,

@@ -195,7 +195,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
         folder.open_run(OTHER)
     assert folder.open_run(FACTS)["resumed"] == 1
     folder.save_run(folder.load_run(), status="finished")
-    with pytest.raises(ValueError, match=r"already finished.*overwrite=true"):
+    with pytest.raises(ValueError, match=r"already finished.*overwrite=true; 'ouroboros audit'"):
         folder.open_run(FACTS)
     folder.append(SAMPLES, {})
     assert folder.open_run(OTHER, overwrite=True)["resumed"] == 0
