@@ -474,4 +474,5 @@ def corpus_scores(
     for sample in samples if isinstance(task, CorpusScored) else ():
         if not sample.error:
             pairs.setdefault(sample.decoder, []).append((prompts[sample.example], sample.text))
-    return {name: task.corpus_scores(texts) for name, texts in pairs.items()}  # type: ignore[attr-defined]
+    found = {name: task.corpus_scores(texts) for name, texts in pairs.items()}  # type: ignore[attr-defined]
+    return {name: {key: float(one) for key, one in own.items()} for name, own in found.items()}

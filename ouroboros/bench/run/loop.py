@@ -311,7 +311,8 @@ class Bench:
                 continue
             completion = (sample.example, sample.text)
             if completion not in known:
-                known[completion] = self.task.score(examples[sample.example], sample.text)
+                found = self.task.score(examples[sample.example], sample.text)
+                known[completion] = {name: float(value) for name, value in found.items()}
             if scores := known[completion]:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
@@ -34,7 +35,7 @@ class Counting(TextTask):
 
     def score(self, example, completion):
         self.asked += 1
-        return {"chars": float(len(completion))}
+        return {"chars": np.float32(len(completion))}
 
 
 class Broken(RootOnly):
