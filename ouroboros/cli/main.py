@@ -109,9 +109,12 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))
     sys.argv = [f"ouroboros {name}", *rest]
     failure: list[BaseException] = []
+    following: list[Path] = []  # the folder after the last job's, if old jobs are overwritten
 
     def job(cfg) -> None:
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        if sweep and cfg.get("overwrite") and cfg.results_dir:
+            following[:] = [Path(cfg.results_dir, f"{HydraConfig.get().job.num + 1:03d}")]
         try:
             code = run(name, plain(cfg), as_json="--json" in argv)
         except CALLERS as error:
@@ -130,6 +133,8 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         os.environ["HYDRA_FULL_ERROR"] = full
     if failure:
         raise failure[0]
+    for old in filter(Path.exists, following):
+        print(f"{old} is a job of an earlier sweep; delete it and those after it", file=sys.stderr)
     return 0
 
 

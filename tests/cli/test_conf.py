@@ -216,14 +216,15 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
 
 
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
-    code, out, err = run_bench(
-        "decoder=[greedy,prompt_lookup]",
-        "decoder.prompt_lookup.num_tokens=2,4",
-        *["task.limit=1", "max_new=4", "results_dir=swept", "-m"],
-    )
-    assert code == 0, err
+    tiny = ["decoder=[greedy,prompt_lookup]", "task.limit=1", "max_new=4", "results_dir=swept"]
+    code, out, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
+    assert code == 0 and "earlier sweep" not in err, err
     assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
+    code, _, err = run_bench(*tiny, "seed=1,2", "overwrite=true", "-m")
+    assert code == 0 and "earlier sweep" not in err, err
+    code, _, err = run_bench(*tiny, "seed=3", "overwrite=true", "-m")
+    assert code == 0 and "swept/001 is a job of an earlier sweep; delete it" in err
 
 
 @pytest.mark.slow
