@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.run.folder import COSTS, REMEDY, RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, REMEDY, RUN, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, dtype_of
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -69,7 +69,7 @@ def claimed_folder(
         def claim() -> None:
             stack.enter_context(folder.locked())
             folder.check_open(facts, **choice)
-            paths = (place / name for name in (SAMPLES, COSTS))
+            paths = (place / name for name in (SAMPLES, SCORES, COSTS))
             others = [path.name for path in paths if path.exists() and path.stat().st_size]
             if others and not (choice["overwrite"] or (place / RUN).exists()):
                 raise ValueError(f"{place} has {others[0]}, but no {RUN} of a run: {REMEDY}")

@@ -45,9 +45,9 @@ def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
         assert "ValueError: the prompt of p1 holds id" in row.sample.error
 
 
-@pytest.mark.parametrize("name", ["samples.jsonl", "costs.json"])
-def test_files_that_a_replay_or_advice_wrote_are_not_those_of_a_run(saved, name):
-    """Else replayed samples count as measured, and costs of any machine as the run's own."""
+@pytest.mark.parametrize("name", ["samples.jsonl", "scores.jsonl", "costs.json"])
+def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
+    """Else replayed samples count as measured, old scores and other costs as the run's own."""
     folder = saved / "run"
     folder.mkdir()
     (folder / name).write_text("{}\n")
