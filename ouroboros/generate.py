@@ -280,10 +280,12 @@ class CustomGenerate:
             if value is not None and value not in off:
                 values = " or ".join(map(str, off)) or "None"
                 raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
-        if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
+        prepare = model.prepare_inputs_for_generation
+        known = prepare.__module__.startswith("transformers")  # or transformers_modules
+        if not known or getattr(prepare, "__self__", None) is not model:
             raise ValueError(
                 "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
-                "are not supported: they would have no effect"
+                "are not supported: it would have no effect"
             )
         if self.seed is not None and not config.do_sample:
             log.warning(f"seed={self.seed} has no effect without do_sample=True")

@@ -6,6 +6,8 @@ import copy
 import itertools
 import logging
 from contextlib import suppress
+from functools import partial
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from composing import ROOT
 from ouroboros.baselines import Greedy, HFGenerate, PromptLookup
 from ouroboros.baselines.hf import LOG
 from parts import run_peer
-from tiny import CONTEXT, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, VOCAB, llama, noisy, plain, prompt_of
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -644,6 +646,23 @@ def test_inputs_that_another_object_prepares_are_refused():
         model.generate(IDS, **rule)
     model.prepare_inputs_for_generation = own
     assert model.generate(IDS, **rule)[0].tolist() == plain(model, PROMPTS[0], 4)
+
+
+@pytest.mark.parametrize("how", ["subclass", "method", "function"])
+def test_inputs_that_the_callers_own_code_prepares_are_refused(how):
+    def prepare(model, input_ids, attention_mask=None, **inputs):
+        inputs = {"attention_mask": attention_mask, **inputs}
+        prepared = type(llama()).prepare_inputs_for_generation(model, input_ids, **inputs)
+        return prepared | {"input_ids": (prepared["input_ids"] + 1) % VOCAB}
+
+    model, name = llama(), "prepare_inputs_for_generation"
+    if how == "subclass":
+        model.__class__ = type("Own", (type(model),), {name: prepare})
+    else:
+        setattr(model, name, {"method": MethodType, "function": partial}[how](prepare, model))
+    assert plain(model, PROMPTS[0], 4) != plain(llama(), PROMPTS[0], 4)
+    with pytest.raises(ValueError, match=name):
+        generate(model, IDS, max_new_tokens=4)
 
 
 def test_settings_of_a_named_decoder_replace_tuned_ones():
