@@ -213,6 +213,9 @@ class Bench:
                 row.prompt = prompt_ids(tokenizer, asked)
                 row.note(prompt_tokens=len(row.prompt))
                 check_ids(row.prompt, known, example.id)
+                if len(row.prompt) > self.target.max_len:
+                    limit = f"{len(row.prompt)} tokens, the model's context {self.target.max_len}"
+                    raise ValueError(f"the prompt has {limit}: shorten the prompt")
                 row.choose = self.sampling.choose(example.id, repeat, vocab=known)
                 rows.append(row)
             except Exception as error:

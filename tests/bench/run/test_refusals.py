@@ -45,6 +45,18 @@ def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
         assert "ValueError: the prompt of p1 holds id" in row.sample.error
 
 
+@pytest.mark.parametrize("decoder", [Greedy, HFGenerate])
+def test_a_prompt_beyond_the_context_fails_alone(decoder):
+    """transformers would generate after it, and pad the batch's other prompts to its length."""
+    model = CachedModel(tiny_llama(0), tokenizer=byte_tokenizer())
+    task = TextTask("fine", "a" * (model.max_len + 1))
+    bench = bench_of([model], task, {"own": decoder}, batch_size=2)
+    rows = bench.measured([decoder(), decoder()], [(example, 0) for example in task.load()])
+    long, fine = (row.sample for row in rows)
+    assert "context" in long.error and "shorten the prompt" in long.error and not long.new_tokens
+    assert fine.error is None and fine.new_tokens and {s.rows for s in fine.steps} == {1}
+
+
 @pytest.mark.parametrize("name", ["samples.jsonl", "scores.jsonl", "costs.json"])
 def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
     """Else replayed samples count as measured, old scores and other costs as the run's own."""
