@@ -5,7 +5,6 @@ Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `R
 many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
 
 - Nothing is kept between samples, except phrase pools if a decoder carries them between prompts.
-  Each repeat starts with a new pool, so that no prompt is drafted from its own completion.
 - Each sample is written before the next step begins. A failure is recorded, and the run continues.
 - A pool is saved after its sample's line, so it is never ahead of the samples. A run killed between
   the two resumes without that sample's phrases.
@@ -155,11 +154,7 @@ class Bench:
                 load_state(carried[name], path, tokenizer_id=tokenizer_id)
         answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
         last = max((sample.batch for sample in done.values()), default=0)
-        latest = {name: repeat for _, name, repeat in done}
         for number, (name, repeat, order, left) in enumerate(missing, start=last + 1):
-            if name in carried and latest.setdefault(name, repeat) != repeat:
-                decoders[name] = self._made(name)
-                carried[name], latest[name] = decoders[name][0], repeat
             batch = [(example, repeat) for example in left]
             for row in self.measured(decoders[name], batch, answers, number=number):
                 sample = replace(row.sample, decoder=name, order=order)

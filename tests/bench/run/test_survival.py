@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -114,18 +113,6 @@ def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_ste
     assert counts(parts.load_samples()) == counts(whole.load_samples())
     kept = {f"pool-{name}.json" for name in ("ouroboros", "suffix", "recycling", "racer")}
     assert {p.name for p in whole.path.glob("pool-*")} == kept
-
-
-def test_a_repeat_is_not_drafted_from_its_own_completions(bench, tmp_path):
-    carried = ("ouroboros", "suffix", "recycling", "racer")
-    own = replace(bench, decoders={name: bench.decoders[name] for name in carried})
-    samples = ran(own, tmp_path).load_samples()
-    for name in carried:
-        first, again = (
-            [steps for (_, decoder, repeat), steps in counts(samples) if (decoder, repeat) == one]
-            for one in ((name, 0), (name, 1))
-        )
-        assert first == again, name
 
 
 def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkeypatch):
