@@ -247,8 +247,15 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     planned = any(needs_draft(own) and wants_costs(own) for own in config.decoder.values())
     if planned and bench.costs is not None and bench.costs.draft is None:
         yield "the costs have no draft calls: decoders plan them at the price of target calls"
+    if config.repeats > 1 and (warm := carried_pools(config)):
+        yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
+
+
+def carried_pools(config: RunConfig) -> list[str]:
+    """Return the names of the decoders that keep their phrases for the whole run."""
+    return [name for name, own in config.decoder.items() if "task" in own.values()]
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -283,7 +290,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "packed": {role: model.packed.facts for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
-        "carried_pools": [name for name, own in config.decoder.items() if "task" in own.values()],
+        "carried_pools": carried_pools(config),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         **{name: getattr(config, name) for name in ("repeats", "timing", "published")},

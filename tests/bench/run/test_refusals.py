@@ -148,6 +148,14 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
     assert any("costs have no draft calls" in line for line in lines) is warned
 
 
+@pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
+def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeats, warned):
+    kept = {"_target_": "ouroboros.baselines.SuffixDecoding", "max_tokens": 4, "state": "task"}
+    lines: list[str] = []
+    run(config(saved, repeats=repeats, decoder={"kept": kept}), say=lines.append)
+    assert any("repeats of kept also draft from" in line for line in lines) is warned
+
+
 COSTS = {
     "verify_ms": {1: 10.0, 64: 20.0},
     "draft_ms": 2.0,
