@@ -14,7 +14,6 @@ from ouroboros.bench.tasks.dataset import BUNDLED, found_path
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs
 from ouroboros.engine.loading import check_folder
-from ouroboros.instantiate import check_whole
 from ouroboros.tuning.search import SPACES
 
 
@@ -39,11 +38,6 @@ def check(name: str, options: Any) -> None:
             check_costs(costs)
     else:
         config = generate_config(options) if name == "generate" else options
-        if name == "bench":
-            for number in ("max_new", "repeats", "batch_size", "threads"):
-                check_whole(number, config[number], null=number in ("max_new", "threads"))
-            if not config["model"]["target"]:
-                raise ValueError("give model.target=<hub id or folder>")
         for role in ("target", "draft"):
             if path := config["model"][role]:
                 check_folder(path)

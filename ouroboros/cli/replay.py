@@ -96,17 +96,18 @@ def replay(options: dict) -> tuple[int, dict]:
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
-    if costs is not None:
-        about.append(f"predicted with {costs.about.get('name', 'the given costs')}")
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
     document["decoders"] = known(table).to_dict("index")
-    print(document["title"], end="\n\n")
+    predicted = ""
+    if costs is not None:
+        document["costs"] = costs.about.get("name", "the given costs")
+        predicted = f"predicted with {document['costs']}"
+    print(", ".join(filter(None, (document["title"], predicted))), end="\n\n")
     print_table(terminal_columns(table))
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
-        document["costs"] = costs.about.get("name", "the given costs")
-        print(f"\npredicted with {document['costs']}, for batches")
+        print(f"\n{predicted}, for batches")
         print_table(batch.drop(columns="failed"))
         for name, size in slower.items():
             if size is not None:

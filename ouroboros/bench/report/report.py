@@ -113,6 +113,9 @@ def write_report(
     parts = sections(runs)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
+    for name in (out / FILES).read_text("utf-8").split("\n") if (out / FILES).exists() else ():
+        if re.fullmatch(r"(tables|plots)/[^/]+", name):
+            (out / name).unlink(missing_ok=True)
     for part in parts:
         for table in part.tables:
             caption = f"{part.title}. {table.caption}"
@@ -121,10 +124,6 @@ def write_report(
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
     made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
     made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
-    earlier = (out / FILES).read_text("utf-8").split("\n") if (out / FILES).exists() else []
-    for path in [*out.glob("tables/*"), *out.glob("plots/*")]:
-        if path.relative_to(out).as_posix() in set(earlier) - set(made):
-            path.unlink()
     share = MOST_TOKENS // max(1, len(runs))
     shown = [
         viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)
