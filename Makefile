@@ -29,7 +29,7 @@ check: $(DEVELOPED)
 	$(BIN)/python scripts/reproduce/update_tables.py --check
 
 evidence: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recordings]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[recordings]'
 	bash scripts/reproduce/all.sh
 
 tables: $(INSTALLED)
@@ -39,18 +39,19 @@ tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)
 
 docs: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# torch comes first and pinned, so that nothing else pulls in another build of it.
+# torch comes first and pinned, so that nothing else pulls in another build of it. --no-compile: Python compiles
+# the few modules that are used.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 $(DEVELOPED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -138,7 +138,7 @@ class Auditor:
             noises.append(logit_noise(logits, text.exact))
             first, usual = next(iter(wrong), None), usual_noise(noises[-1])
             measured.append(Control(size, len(chosen), len(wrong), first, usual))
-        noise = torch.stack(noises).amax(0)
+        noise = max(torch.cat(noises).tolist(), default=0.0)
         findings: dict[str | None, Finding] = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
@@ -151,7 +151,7 @@ class Auditor:
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
 
     def _finding(
-        self, text: _ScoredText, noise: torch.Tensor, index: int | None, new: Sequence[int] | None
+        self, text: _ScoredText, noise: float, index: int | None, new: Sequence[int] | None
     ) -> Finding:
         """Return the finding for a completion that first differs from the reference at `index`."""
         if new is None:
@@ -215,9 +215,9 @@ class _ScoredText:
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
-    def worst(self, noise: torch.Tensor) -> Finding:
+    def worst(self, noise: float) -> Finding:
         """Compare every new token with the choice of the exact logits; return the worst finding: a
-        BUG before a tie, then the largest shift. `noise` has a value per position."""
+        BUG before a tie, then the largest shift."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -226,27 +226,26 @@ class _ScoredText:
                 worst = max(worst, finding, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
         return worst
 
-    def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
+    def tie_or_bug(self, noise: float, index: int, expected: int, found: int) -> Finding:
         """Return the finding, numeric tie or BUG, for the position `index`, where `found` was
         chosen instead of `expected`. The shift is the larger of the two that make `expected` and
-        `found` the choice. It is a tie up to the larger of the noise here and its 95th
-        percentile."""
+        `found` the choice. It is a tie up to `noise`, the largest in the text: the error of the
+        completion's own calls is one more draw, often above a smaller quantile."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))
             for token in both
         )
-        allowed = max([*noise[index : index + 1].tolist(), usual_noise(noise)])
         margin = {}
         for dtype, logits in ((torch.float32, self.single), (self.auditor.exact, self.exact)):
             scores = self.scores(logits[index], index)
             margin[str(dtype).removeprefix("torch.")] = float(scores[expected] - scores[found])
         kept = torch.isfinite(self.scores(exact, index))
         cut = {} if kept.all() else {t: float(exact[t] - exact[kept].min()) for t in both}
-        verdict: Verdict = "numeric tie" if shift <= allowed else "BUG"
-        side = "within" if shift <= allowed else "beyond"
-        reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {allowed:.2g}"
-        return Finding(verdict, reason, index, expected, found, margin, cut, shift, allowed)
+        verdict: Verdict = "numeric tie" if shift <= noise else "BUG"
+        side = "within" if shift <= noise else "beyond"
+        reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {noise:.2g}"
+        return Finding(verdict, reason, index, expected, found, margin, cut, shift, noise)
 
 
 def well_ended(

@@ -132,7 +132,7 @@ def test_the_projects_own_pages_are_what_its_results_give(monkeypatch, main):
 
 
 def test_runs_of_different_settings_are_refused():
-    folders = [ROOT / "results" / name for name in ("tasks/gsm8k", "drafters_epyc/gsm8k_t0")]
+    folders = [ROOT / "results" / name for name in ("tasks/48/gsm8k", "drafters_epyc/gsm8k_t0")]
     with pytest.raises(ValueError, match="different settings"):
         KINDS["drafters"][0](*folders)
 

@@ -300,21 +300,28 @@ class Bench:
                 yield row.complete(trace, self.target.tokenizer, peak_bytes)
             clock += wall_s
 
-    def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> None:
-        """Score the folder's samples after all timing; equal completions are scored once."""
+    def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> str | None:
+        """Score the folder's samples after all timing; equal completions are scored once. Return
+        the task's first error in one line; the completions with errors get no score."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
+        failure = None
         for sample in folder.load_samples():
             if sample.error or sample.key in done:
                 continue
             completion = (sample.example, sample.text)
             if completion not in known:
-                found = self.task.score(examples[sample.example], sample.text)
-                known[completion] = {name: float(value) for name, value in found.items()}
+                try:
+                    found = self.task.score(examples[sample.example], sample.text)
+                    known[completion] = {name: float(value) for name, value in found.items()}
+                except Exception as error:
+                    known[completion] = {}
+                    failure = failure or f"{sample.example}: {_in_one_line(error)}"
             if scores := known[completion]:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})
             on_score()
+        return failure
 
 
 @dataclass(eq=False)
@@ -355,8 +362,7 @@ class Row:
     def fail(self, error: Exception) -> Row:
         """Record an error in the sample; return the row."""
         self.failure = without_paths("".join(traceback.format_exception(error)))
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        self.note(error=without_paths(f"{type(error).__name__}: {reason}"))
+        self.note(error=_in_one_line(error))
         return self
 
     def complete(self, trace: DecodeTrace, tokenizer, peak_bytes: int | None) -> Row:
@@ -452,3 +458,9 @@ def text_of(tokenizer, tokens: Sequence[int], *, skip_special: bool = True) -> s
     tokens."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     return tokenizer.decode(list(tokens), **options)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return an error's type and the first line of its message, without paths."""
+    reason = (str(error).strip() or "no message").splitlines()[0]
+    return without_paths(f"{type(error).__name__}: {reason}")

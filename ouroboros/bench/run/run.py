@@ -128,7 +128,8 @@ def run(
                 bench.run(folder, tick, retry_failed=config.retry_failed)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
-                    bench.score(folder, bar.update)
+                    if failure := bench.score(folder, bar.update):
+                        say(f"no score of some completions: {failure}")
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED.format(short_path(place)))

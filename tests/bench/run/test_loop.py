@@ -111,6 +111,14 @@ def test_equal_completions_are_scored_once_and_scoring_resumes(pair, tmp_path):
     assert folder.load_scores() == scores
 
 
+def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
+    bench, score = job(pair), Counting.score
+    folder = ran(bench, tmp_path)
+    monkeypatch.setattr(Counting, "score", lambda *asked: score(*asked) if asked[1].id != "p1" else 1 / 0)
+    assert bench.score(folder, lambda: None) == "p1: ZeroDivisionError: division by zero"
+    assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
+
+
 def test_samples_start_from_empty_caches_and_decoders_that_saw_no_warm_up(pair, tmp_path):
     made, fed = [], []
 
