@@ -56,7 +56,8 @@ UNSUPPORTED: dict[str, tuple] = {
     "cache_implementation": ("dynamic",),
 }
 """Options that token trees cannot support, each with the values (besides None) still allowed."""
-ASSISTANTS = {name for name in FIELDS if "assistant" in name} | {"max_matching_ngram_size"}
+ASSISTANTS = {name for name in FIELDS if "assistant" in name}
+ASSISTANTS |= {"max_matching_ngram_size", "speculation_type", "target_lookbehind", "use_mtp"}
 """Options of transformers' own assisted generation, which have no effect."""
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
 """Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
@@ -159,7 +160,12 @@ def generate(
             f"{list(input_ids.shape)}: give both as the tokenizer made them"
         )
     own = {name: value for name, value in options.items() if name in FIELDS}
-    settings = {n: value for n, value in options.items() if n not in own and value is not None}
+    settings = {
+        name: value
+        for name, value in options.items()
+        if name not in own
+        and (value is not None or decoder in decoder_names() and name in decoder_settings(decoder))
+    }
     for name in sorted(own.keys() & ASSISTANTS):
         log.warning(f"{name} has no effect: give the settings of decoder={decoder!r} instead")
     for name in ("max_new_tokens", "max_length"):
@@ -257,7 +263,8 @@ class CustomGenerate:
             similar = {*FIELDS, *inspect.signature(generate).parameters}
             names = unknown(strange[0], [*decoder_settings(decoder), theirs], similar)
             raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
-        elif not needs_draft(decoder):
+        elif self.draft is not None and not needs_draft(decoder):
+            log.warning(f"draft has no effect: decoder={decoder!r} drafts without a model")
             self.draft = None
 
     @property

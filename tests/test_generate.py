@@ -34,7 +34,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.generate import Generated
+from ouroboros.generate import CustomGenerate, Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
 IDS = torch.tensor(PROMPTS[:1])
@@ -332,6 +332,8 @@ def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
     caplog.clear()
     generate(model, IDS, gamma=9, decoder="speculative", **options)
     assert "has no effect" not in caplog.text
+    generate(model, IDS, decoder="lookahead", **options)
+    assert "draft has no effect: decoder='lookahead' drafts without a model" in caplog.text
 
 
 @both_doors
@@ -668,6 +670,8 @@ def test_inputs_that_the_callers_own_code_prepares_are_refused(how):
 def test_settings_of_a_named_decoder_replace_tuned_ones():
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
+    unset = CustomGenerate(decoder="suffix_hybrid", draft=llama(), threshold=None)
+    assert unset.settings == {"threshold": None}
     assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
     assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
@@ -694,5 +698,8 @@ def test_the_hubs_folder_works_through_transformers_itself(models, tmp_path, mon
     batch = padded(PROMPTS)
     out = target.generate(**batch, assistant_model=draft, max_new_tokens=9, **HUB)
     assert torch.equal(out, copy.deepcopy(model).generate(**batch, max_new_tokens=9))
+    monkeypatch.setattr(target.generation_config, "eos_token_id", expected[5])
+    out = target.generate(IDS, eos_token_id=None, max_new_tokens=25, **HUB)
+    assert out[0].tolist() == expected
     with pytest.raises(ValueError, match="num_beams=3"):
         target.generate(IDS, num_beams=3, **HUB)

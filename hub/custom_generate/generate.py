@@ -5,6 +5,7 @@ model.generate(**inputs, custom_generate="<this folder>", trust_remote_code=True
 """
 
 from ouroboros import generate as accelerated
+from ouroboros.generate import FIELDS
 
 
 def generate(model, inputs=None, input_ids=None, decoder="ouroboros", **given):
@@ -13,5 +14,5 @@ def generate(model, inputs=None, input_ids=None, decoder="ouroboros", **given):
         model,
         inputs if inputs is not None else input_ids,
         decoder=decoder,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None or name in FIELDS},
     )

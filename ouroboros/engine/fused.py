@@ -40,6 +40,7 @@ CHILDREN = (
     ("", {"model", "lm_head"}),
     ("model", {"embed_tokens", "layers", "norm", "rotary_emb"}),
 )
+OWNERS = {"ouroboros", "torch", "transformers"}  # packages whose classes compute what they say
 ANGLES = 64  # positions whose rotary angles are computed together
 log = logging.getLogger(__name__)
 
@@ -338,8 +339,9 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 def is_hooked(model: nn.Module) -> bool:
     """Return whether any module has a hook other than `PackedWeights.before_call`, or a replaced
-    `forward`."""
-    return any(
+    `forward`; or whether torch has hooks of all modules."""
+    everywhere = nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
+    return any(everywhere) or any(
         module._forward_hooks
         or "forward" in module.__dict__
         or any(
@@ -412,6 +414,8 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         return False
     if any(set(model.get_submodule(path)._modules) != names for path, names in CHILDREN):
         return False
+    if any(type(part).__module__.split(".")[0] not in OWNERS for part in model.modules()):
+        return False  # a subclass may compute something else
     base: Any = model.model
     layers, norms = [_layer(layer) for layer in base.layers], [base.norm]
     for layer, module in zip(layers, base.layers, strict=True):
@@ -427,11 +431,12 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         norms += [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
     eps = {getattr(norm, "variance_epsilon", None) for norm in norms}
+    scales = {layer.self_attn.scaling for layer in base.layers}
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
     return (
         bool(layers)
         and not is_hooked(model)
-        and len(shapes) == len(eps) == 1
+        and len(shapes) == len(eps) == len(scales) == 1
         and None not in eps
         and len({shape[:2] for shape in shapes} | {(info.layers[0].key_width,) * 2}) == 1
         and info.layers[0].key_width % 2 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -9,6 +10,8 @@ from safetensors import SafetensorError
 from ouroboros.trace import first_mismatch
 
 HUB = "give a hub id you can reach, or a folder with config.json, weights and tokenizer"
+SHARED = {"cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder"}
+SHARED |= {"token", "trust_remote_code"}
 PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.1\n"
 """Code that must survive encoding and decoding: indentation, spaces, a tab, empty lines, digits."""
 
@@ -19,6 +22,11 @@ def check_folder(name: str) -> None:
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():
         raise ValueError(f"cannot load {name!r}: there is no such folder ({HUB})")
+
+
+def of_tokenizer(options: Mapping) -> dict:
+    """Return those of a model's `from_pretrained` options that its tokenizer needs too."""
+    return {name: value for name, value in options.items() if name in SHARED}
 
 
 def why_not_loaded(name: str, error: Exception) -> str:

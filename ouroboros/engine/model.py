@@ -24,7 +24,7 @@ from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
 from ouroboros.engine.fused import Fused, fuse
-from ouroboros.engine.loading import check_folder, check_round_trip, why_not_loaded
+from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
@@ -154,7 +154,8 @@ class CachedModel(TreeModel):
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **of_tokenizer(options))
+            dtype = options.pop("torch_dtype", dtype) if dtype == "auto" else dtype
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
         except Exception as error:  # torch, safetensors and tokenizers raise many kinds
             reason = why_not_loaded(name_or_path, error)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench_models import byte_tokenizer
+import torch
+from bench_models import byte_tokenizer, tiny_llama
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ouroboros import CachedModel
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.engine import loading
 from ouroboros.engine.loading import PROBE
@@ -42,6 +44,20 @@ def test_lawful_tokenizers_are_loaded(tmp_path, monkeypatch, made):
 
 def test_the_reference_tokenizer_is_loaded():
     loaded("reference/target")
+
+
+def test_models_tokenizers_and_dtypes_are_those_that_the_options_name(tmp_path):
+    tiny_llama(0).save_pretrained(tmp_path / "v2")
+    saved(tmp_path, byte_tokenizer())
+    other = byte_tokenizer()
+    other.add_tokens(["def total"])
+    saved(tmp_path / "v2", other)
+    options = {"subfolder": "v2", "torch_dtype": torch.bfloat16}
+    model = CachedModel.from_pretrained(str(tmp_path), engine="eager", **options)
+    spec = PairSpec("own", str(tmp_path), target_options={"subfolder": "v2"})
+    for tokenizer in (model.tokenizer, load_tokenizer(spec)):
+        assert tokenizer("def total")["input_ids"] == other("def total")["input_ids"]
+    assert model.dtype == torch.bfloat16
 
 
 def test_one_that_drops_spaces_is_refused_with_the_remedy(tmp_path):

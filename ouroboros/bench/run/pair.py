@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
-from ouroboros.engine.loading import check_folder, check_round_trip, why_not_loaded
+from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_whole, instantiate
@@ -179,7 +179,8 @@ def load_tokenizer(spec: PairSpec):
     source = spec.path("target")
     check_folder(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        options = of_tokenizer({**spec.options, **spec.target_options})
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:
         reason = why_not_loaded(str(spec.target), error)
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
