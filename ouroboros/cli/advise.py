@@ -97,7 +97,8 @@ def advise(options: dict) -> tuple[int, dict]:
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" else None
-            equal = not one.failed  # rejection sampling, which is not replayed, gives other texts
+            in_law = options["temperature"] and decoders.get(decoder, {}).get("verification")
+            equal = in_law != "rejection"
             measured = None if timed is None else speedup(live[PLAIN], timed, equal=equal)
             ratios = one.speedup, measured
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
@@ -116,6 +117,7 @@ def advise(options: dict) -> tuple[int, dict]:
     best = top[name]
     again = (*KEPT, "task") if any(option.startswith("task=") for option in overrides) else KEPT
     kept = [one for one in overrides if one.lstrip("+").split("=")[0].split(".")[0] in again]
+    kept += [one for one in overrides if one.lstrip("+").startswith(f"decoder.{name}.")]
     sampled = asdict(evidence.recorded.sampling).items()
     kept += [f"{key}={value}" for key, value in sampled if value != getattr(Sampling(), key)]
     kept += [f"++decoder.{name}.{key}={value}" for key, value in best.settings.items()]

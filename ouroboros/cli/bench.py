@@ -81,7 +81,7 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     if config.costs or not config.timing:
         return config, None
     loaded = asdict(config.model), config.needs_draft
-    calls = (*loaded, config.threads, config.task.name, config.max_new)
+    calls = (*loaded, config.threads, config.task.to_mapping(), config.max_new)
     here = machine()
     made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
     digest = identity(*calls, *made_by)

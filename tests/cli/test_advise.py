@@ -74,8 +74,11 @@ def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded, saved_p
 def test_the_command_samples_as_the_runs_did(run_advise, run_bench, recorded):
     assert run_bench("decoder=[greedy]", *COUNTS, "temperature=0.5", "results_dir=warm")[0] == 0
     costs = ["costs=costs.yaml", "search=false"]
-    _, _, document, _ = run_advise("runs=warm", "decoder=[prompt_lookup]", *costs)
-    assert document["best"]["command"].endswith("temperature=0.5")
+    own = "decoder.prompt_lookup.num_tokens=5"
+    _, _, document, _ = run_advise("runs=warm", "decoder=[prompt_lookup]", own, *costs)
+    best = document["best"]
+    assert best["command"].endswith("temperature=0.5")
+    assert (own in best["command"]) == (best["decoder"] == "prompt_lookup")
 
 
 def test_predictions_are_held_against_runs(run_bench, recorded, saved_pair, monkeypatch, capsys):

@@ -219,12 +219,12 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     that of each user.
 
     Each decoder has a line; in the second panel batch sizes are beside the highest throughputs.
-    None with fewer than two batch sizes.
+    None with fewer than two batch sizes, or without times.
     """
     order = sorted(summaries, key=lambda summary: summary.facts.batch_size)
     sizes = [summary.facts.batch_size for summary in order]
     frame, shown = _all_runs(order)
-    if len(set(sizes)) < 2 or not shown:
+    if len(set(sizes)) < 2 or not shown or frame["output_throughput"].isna().all():
         return None
     metric = shown[0]
     users = frame["user_throughput"].fillna(frame["output_throughput"])
@@ -238,7 +238,7 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
         left.errorbar([sizes[run] * apart for run in own.index], own[metric], **look)
         across, up = users.xs(name, level="decoder"), own["output_throughput"]
         right.plot(across, up, color=mark.colour, marker=mark.marker, linestyle=mark.line)
-    for run, throughput in frame["output_throughput"].unstack().iterrows():
+    for run, throughput in frame["output_throughput"].unstack().dropna(how="all").iterrows():
         beside: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7.5}
         best = throughput.idxmax()
         place = users[run, best], throughput[best]

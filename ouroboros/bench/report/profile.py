@@ -71,6 +71,8 @@ def profile(
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
+    if config.costs:
+        raise ValueError("a profile measures the costs of calls: leave costs out")
     if config.batch_size > 1:
         raise ValueError(
             f"batch_size={config.batch_size}: a profile times the steps of one sequence: give "

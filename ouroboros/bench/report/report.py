@@ -337,10 +337,10 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
 def slug(label: str) -> str:
     """Return a label as part of a file name: spaces, signs and the like become "-".
 
-    >>> slug("sweep: gamma=4, topk=3")
-    'sweep-gamma-4-topk-3'
+    >>> slug("sweep: gamma=4, bias=-3")
+    'sweep-gamma-4-bias--3'
     """
-    return re.sub(r"[^\w.]+", "-", label).strip("-") or "run"
+    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "run"
 
 
 def _several(runs: Sequence[Summary], sweep: str = "") -> Section:

@@ -6,6 +6,7 @@ prompts were measured. Metrics are defined in `ouroboros.bench.metrics.metrics`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -58,7 +59,8 @@ class Summary:
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and the task's scores, by name."""
         scores = [str(name) for name in self.frame if str(name).startswith("score.")]
-        names = [n.removeprefix("score.") for n in scores if n.rpartition(".")[0] not in scores]
+        parts = {f"{name}.{part}" for name in scores for part in ("low", "high", "prompts")}
+        names = [name.removeprefix("score.") for name in scores if name not in parts]
         return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
 
     @property
@@ -159,8 +161,8 @@ def summarise(measured: Measured) -> Summary:
         if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"
             problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)
-        for error in sorted({str(sample.error) for sample in failed[name]}):
-            problems.setdefault(f": {len(failed[name])} failed: {error}", []).append(name)
+        for error, count in sorted(Counter(str(sample.error) for sample in failed[name]).items()):
+            problems.setdefault(f": {count} failed: {error}", []).append(name)
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
             problems.setdefault(f": no cost/token and no prediction: {why}", []).append(name)
     frame = _frame(rows).rename_axis("decoder")

@@ -371,7 +371,7 @@ class Row:
         trace = trace if self.keep is None else cut(trace, self.keep)
         self.note(
             new_tokens=tuple(trace.new_tokens),
-            text=text_of(tokenizer, trace.new_tokens),
+            text=text_of(tokenizer, trace.new_tokens, after=trace.tokens[: trace.prompt_len][-1:]),
             finish=trace.finish,
             steps=tuple(trace.steps),
             wall_s=self.wall_s,
@@ -453,11 +453,14 @@ class StopStrings:
         return any(string in text for string in self.strings)
 
 
-def text_of(tokenizer, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+def text_of(
+    tokenizer, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special: bool = True
+) -> str:
     """Decode tokens to their exact text, without clean-up of spaces; by default without special
-    tokens."""
+    tokens. `after` has tokens before them: many tokenizers drop the first space of a text."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
-    return tokenizer.decode(list(tokens), **options)
+    start, whole = (tokenizer.decode([*after, *some], **options) for some in ((), tokens))
+    return whole[len(start) :] if whole.startswith(start) else tokenizer.decode([*tokens], **options)
 
 
 def _in_one_line(error: Exception) -> str:

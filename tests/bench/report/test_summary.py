@@ -69,6 +69,9 @@ def test_the_title_counts_what_was_measured():
     assert "toy, 1 of 2 prompts" in short.facts.title and short.facts.incomplete
     assert short.frame.loc["fast", "samples"] == short.frame.loc["fast", "failed"] == 1
     assert interval_of(short.frame.loc["fast"], "latency_speedup").text() == "2.00"
+    worse = replace(bad, example="a", error="OSError: y")
+    notes = summarise(measured([*GREEDY, worse, bad])).notes
+    assert {"fast: 1 failed: OSError: y", "fast: 1 failed: ValueError: x"} <= set(notes)
     whole = summarise(measured(samples_wanted=4)).facts
     assert "toy, 2 prompts x 6 tokens" in whole.title and not whole.incomplete
     stopped = summarise(measured(samples_wanted=4, status="interrupted"))

@@ -8,12 +8,15 @@ import pytest
 from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
 from pretended_cuda import pretend
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run import folder as folders
 from ouroboros.bench.run import loop
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, TREES
+from ouroboros.bench.run.loop import text_of
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import decoder_factories
 from ouroboros.engine.static import Static
@@ -117,6 +120,15 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(Counting, "score", lambda *asked: score(*asked) if asked[1].id != "p1" else 1 / 0)
     assert bench.score(folder, lambda: None) == "p1: ZeroDivisionError: division by zero"
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
+
+
+def test_a_completion_keeps_its_first_space():
+    """Which Llama's tokenizer drops at the start of a text."""
+    tokenizer = Tokenizer(models.BPE(vocab={"\n": 0, "_": 1, "a": 2}, merges=[]))
+    parts = [decoders.Replace("_", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert text_of(fast, [1, 1, 2]) == " a" and text_of(fast, [1, 1, 2], after=[0]) == "  a"
 
 
 def test_samples_start_from_empty_caches_and_decoders_that_saw_no_warm_up(pair, tmp_path):
