@@ -324,7 +324,7 @@ class CustomGenerate:
                     seed = None if self.seed is None else self.seed + number
                     if config.do_sample and seed is None:
                         seed = int(torch.randint(1 << 62, ()))
-                    batch: dict[str, Any] = {"padding": row.padding, "row": number}
+                    batch: dict[str, Any] = {"padding": row.padding, "row": number, "eos": eos}
                     processors = logits_processor, target.vocab_size
                     row.choose = token_selector(config, seed, *processors, **batch)
                     limits: dict[str, Any] = {"max_new": max_new, "eos": eos, "choose": row.choose}
@@ -404,7 +404,7 @@ class _Row:
         text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
         for length in range(self.sent + 1, len(trace.tokens) + 1) if self.criteria else ():
             start = text[:, : pad + length]
-            if any(torch.as_tensor(met(start, None)).all() for met in self.criteria):  # type: ignore[arg-type]
+            if any(_one(met, met(start, None)) for met in self.criteria):  # type: ignore[arg-type]
                 self.trace, self.decoding.left = cut(trace, length - len(self.prompt)), 0
                 break
         if self.streamer is not None:
@@ -416,6 +416,16 @@ class _Row:
 
 
 custom_generate = CustomGenerate
+
+
+def _one(criterion: StoppingCriteria, answer: torch.Tensor | bool) -> bool:
+    """Return the answer of a criterion that was asked about one row."""
+    if (found := torch.as_tensor(answer)).numel() > 1:
+        raise ValueError(
+            f"{type(criterion).__name__} answers for {found.numel()} rows, but each row of a batch "
+            "is asked about alone: return one answer for each row of input_ids"
+        )
+    return bool(found)
 
 
 def _scores(
@@ -435,7 +445,7 @@ def token_selector(
 ) -> TokenSelector:
     """Return the selector for a generation config and its logits `processors`, applied in
     transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
-    besides `WARPERS`. `batch` has the arguments `padding` and `row` of `Processed`."""
+    besides `WARPERS`. `batch` has the arguments `padding`, `row` and `eos` of `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax

@@ -8,7 +8,7 @@ keep state between calls raises an error, because it would also see rejected bra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -40,6 +40,7 @@ class Processed(TokenSelector):
     - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
       to it for the processors
     - `padding`, `row`: in a batch, the left padding and the row number that processors see
+    - `eos`: end-of-sequence ids; a `prefix_allowed_tokens_fn` never sees a text with one
 
     A processor of your own must set `reads_text_only = True`. Raises `ValueError` naming a
     processor that may keep state.
@@ -53,6 +54,7 @@ class Processed(TokenSelector):
         vocab: int,
         padding: Sequence[int] = (),
         row: int = 0,
+        eos: Collection[int] = (),
     ) -> None:
         for processor in processors:
             name = type(processor).__name__
@@ -65,7 +67,7 @@ class Processed(TokenSelector):
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
-        self.processors = LogitsProcessorList([_of_row(p, row) for p in processors])
+        self.processors = LogitsProcessorList([_of_row(p, row, eos) for p in processors])
         inner = (p.processor if isinstance(p, OneRow) else p for p in self.processors)
         functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in inner)
         self._constraints = [own for own in functions if isinstance(own, Constraint)]
@@ -115,10 +117,10 @@ class Processed(TokenSelector):
 
 class Constraint:
     """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
-    that it forbids, because it may fail then; drafts may contain such tokens."""
+    that it forbids or with an end token, because it may fail then; drafts may contain such tokens."""
 
-    def __init__(self, allowed: Callable, row: int) -> None:
-        self.allowed, self.row = allowed, row
+    def __init__(self, allowed: Callable, row: int, eos: Collection[int]) -> None:
+        self.allowed, self.row, self.eos = allowed, row, eos
 
     def start(self, length: int) -> None:
         """Begin a step. The first `length` tokens are already decoded and need no check."""
@@ -126,12 +128,13 @@ class Constraint:
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden token."""
+        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden or end token."""
         text = tuple(ids.tolist())
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:
                 self.answers[text[:end]] = list(self.allowed(self.row, ids[:end]))
-            if end < len(text) and text[end] not in self.answers[text[:end]]:
+            allowed = self.answers[text[:end]]
+            if end < len(text) and (text[end] in self.eos or text[end] not in allowed):
                 return [0]
         return self.answers[text]
 
@@ -148,11 +151,11 @@ class OneRow(LogitsProcessor):
         return torch.cat([self.processor(*pair) for pair in pairs])  # type: ignore[arg-type]
 
 
-def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+def _of_row(processor: LogitsProcessor, row: int, eos: Collection[int]) -> LogitsProcessor:
     """Return a copy of `processor` that takes one row and treats it as row `row` of the batch."""
     known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
-        vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)
+        vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row, eos)
     if isinstance(ignored := known.get("prompt_ignore_length"), torch.Tensor):
         vars(single)["prompt_ignore_length"] = int(ignored[row])
     for name in ("encoder_input_ids", "generated_ngrams"):

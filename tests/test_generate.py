@@ -35,6 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.generate import CustomGenerate, Generated
+from ouroboros.processors import Constraint
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
 IDS = torch.tensor(PROMPTS[:1])
@@ -291,6 +292,20 @@ def test_a_constraint_is_asked_about_allowed_texts_only(models, door):
     expected = hf(model, **options)
     for decoder in DECODERS:
         assert run(door, target, IDS, draft=draft, decoder=decoder, **options).tolist() == expected
+
+
+def test_a_constraint_is_never_asked_what_follows_the_end():
+    constraint = Constraint(lambda row, ids: [5, 9] if 9 not in ids else [], 0, eos={9})
+    constraint.start(1)
+    assert [constraint(0, torch.tensor(ids)) for ids in ([3], [3, 5], [3, 9])] == [[5, 9], [5, 9], [0]]
+
+
+def test_a_criterion_answers_for_the_row_that_it_was_given(models):
+    def of_batch(ids, scores):
+        return torch.tensor([True, False])
+
+    with pytest.raises(ValueError, match="function answers for 2 rows, but each row of a batch"):
+        generate(models[0], IDS, stopping_criteria=[of_batch], max_new_tokens=3)
 
 
 def test_a_callers_warper_comes_before_temperature_and_a_draft_may_be_narrower(models):
