@@ -94,14 +94,15 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 def run_hydra(name: str, argv: Sequence[str]) -> int:
     """Compose a command's config and run it (in a sweep once per job); return the exit code.
 
-    A sweep continues after failed samples.
+    A sweep continues after failed samples and after jobs that cannot run, and skips finished jobs.
     """
     import hydra
     from hydra._internal.utils import get_args_parser
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ouroboros.cli.common import CALLERS, composed, plain, unknown_flag
+    from ouroboros.bench.run.folder import Finished
+    from ouroboros.cli.common import CALLERS, composed, one_line, plain, unknown_flag
 
     rest = [one for one in argv if one != "--json"]
     rest.sort(key=lambda one: one not in ("-m", "--multirun"))  # Hydra wants these before options
@@ -119,6 +120,9 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
             code = run(name, plain(cfg), as_json="--json" in argv)
         except CALLERS as error:
             if sweep:
+                print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
+                if isinstance(error, Finished):
+                    return
                 raise
             failure.append(error)  # Hydra would print an extra line
             return

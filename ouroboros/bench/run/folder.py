@@ -57,6 +57,10 @@ MOST_TREE_BYTES = 32 << 20
 REMEDY = "use another results_dir, or overwrite=true"
 
 
+class Finished(ValueError):
+    """The run is already finished."""
+
+
 class ResultsFolder:
     """The files of one run in `path`."""
 
@@ -91,8 +95,9 @@ class ResultsFolder:
         """Return the run.json to resume; None for a new run or with `overwrite`. Change nothing.
 
         `facts` is the run.json of the run that is about to start. Without `overwrite`, raises
-        `ValueError` if the folder has a different run, or a finished one (with `retry_failed`: a
-        finished run without failed samples). Raises it also for gzipped samples.
+        `ValueError` if the folder has a different run, `Finished` for a finished one (with
+        `retry_failed`: `ValueError` for one without failed samples). Raises `ValueError` also for
+        gzipped samples.
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
@@ -106,7 +111,7 @@ class ResultsFolder:
         if old.get("status") == "finished":
             if not retry_failed:
                 audit = "'ouroboros audit' repeats its audit and summary"
-                raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
+                raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
             if not any(sample.error for sample in self.load_samples()):
                 raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
         return old
