@@ -29,7 +29,7 @@ from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import model_state, shape_of
+from ouroboros.engine.static import attention_of, model_state, shape_of
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -113,6 +113,7 @@ class CachedModel(TreeModel):
             self.prepack()
         else:
             self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
+        self._attention = attention_of(model)
 
     @property
     def exact(self) -> bool:
@@ -197,10 +198,11 @@ class CachedModel(TreeModel):
             self.packed = prepack_linears(model)
             if isinstance(self.engine, Fused):
                 self.engine = Eager(model, info, cache)
+        self._attention = attention_of(model)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
-        changed; raises `ValueError` if `shape_of` the model has.
+        changed; raises `ValueError` if `shape_of` the model or its attention has.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
@@ -214,6 +216,11 @@ class CachedModel(TreeModel):
                         f"{self._shape[name]}: wrap it again, as CachedModel(model)"
                     )
             self._weights = state
+        if (used := attention_of(self.model)) != self._attention:
+            raise ValueError(
+                f"the model's attention is now {used}, not {self._attention}: wrap it again, as "
+                "CachedModel(model)"
+            )
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):
@@ -433,7 +440,7 @@ class CachedModel(TreeModel):
         - "fallback": on a GPU, why calls are slower than captured calls of compiled layers with our
           attention kernel; None if they are not, and on a CPU
         """
-        attention = self.model.config.get_text_config()._attn_implementation
+        attention = attention_of(self.model)
         captured = getattr(self.engine, "graphs", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
         slow = "" if captured and compiled else "not captured with compiled layers"

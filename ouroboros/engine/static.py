@@ -134,6 +134,11 @@ def model_state(model: torch.nn.Module) -> tuple:
     return weight_addresses(model), writes, samples, module_facts(model), shape_of(model)
 
 
+def attention_of(model: Any) -> str:
+    """Return the name of a model's attention implementation."""
+    return model.config.get_text_config()._attn_implementation
+
+
 def shape_of(model: Any) -> dict[str, str]:
     """Return, as text by name, what is fixed when a model is wrapped: the number of ids, the dtype
     and the settings of its config that masks follow."""
