@@ -220,6 +220,13 @@ def test_a_changed_attention_pattern_is_followed(build, name, value):
         decode(wrapped, RootOnly(), prompt_of(19), max_new=20)
 
 
+def test_a_model_whose_attention_was_changed_is_refused():
+    wrapped = CachedModel(llama())
+    wrapped.model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="attention is now eager, not .*: wrap it again"):
+        decode(wrapped, RootOnly(), prompt_of(6), max_new=3)
+
+
 def test_models_whose_tokenizers_differ_are_refused(tmp_path):
     target, draft = llama(), llama(1)
     for model, name, words in ((target, "a", {}), (draft, "b", {"zebra": 7})):

@@ -6,6 +6,7 @@ Only what needs no torch is checked here: unknown decoders and options, missing 
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from ouroboros.cli.common import composed
 from ouroboros.costs import Costs
 from ouroboros.engine.loading import check_folder
 from ouroboros.tuning.search import SPACES
+
+OF_RUNS = {"audit", "batch_size", "context_tokens", "overwrite", "parallel", "part", "refill"}
+OF_RUNS |= {"repeats", "results_dir", "retry_failed", "task", "timing"}
+"""Options that 'ouroboros generate' refuses."""
 
 
 def check(name: str, options: Any) -> None:
@@ -69,6 +74,9 @@ def generate_config(options: Namespace) -> dict:
     """Return the config of 'ouroboros generate' as plain values."""
     if words := [one for one in options.overrides if "=" not in one]:
         raise ValueError(f"{words[0]}: put the prompt in quotes, and write options as NAME=VALUE")
+    for one in options.overrides:
+        if re.split(r"[.=@]", one.lstrip("+~"))[0] in OF_RUNS:
+            raise ValueError(f"{one} has no effect on one prompt: use 'ouroboros bench'")
     names = ["greedy"] * options.race + [options.decoder]
     overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed or 0}"]

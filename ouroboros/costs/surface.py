@@ -95,8 +95,9 @@ class Surface:
         """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
-        if nodes[-1] > sizes[-1] or (nodes[0] < sizes[0] and not self.padded):
-            outside = nodes[0] if nodes[0] < sizes[0] else nodes[-1]
+        least = 1 if self.padded else sizes[0]  # peers of another engine record no nodes: 0
+        if nodes[-1] > sizes[-1] or nodes[0] < least:
+            outside = nodes[0] if nodes[0] < least else nodes[-1]
             raise ValueError(
                 f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
                 f"{sizes[-1]:.0f}: measure trees of more sizes"

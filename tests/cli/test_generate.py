@@ -166,6 +166,7 @@ def test_a_race_is_of_the_same_text(told):
     [
         (["decoder.speculative.gama=3", "--decoder", "speculative"], "gamma"),
         (["--decoder", "hf_greedy"], "hf_greedy runs on another engine"),
+        (["task.stop=[x]"], "task.stop=[x] has no effect on one prompt: use 'ouroboros bench'"),
     ],
 )
 def test_mistakes_are_one_line(told, argv, says):

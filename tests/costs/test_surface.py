@@ -48,6 +48,7 @@ def test_a_surface_is_bilinear_and_flat_below_its_smallest_context():
         (SURFACE, (1, 301), "has 301 tokens, the costs cover up to 300: measure"),
         (Surface.flat({4: 1.0, 8: 1.0}), (1, 10), "scores 1 nodes, the costs cover 4 to 8"),
         (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (9, 10), "cover 2 to 8"),
+        (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (0, 10), "scores 0 nodes"),
     ],
 )
 def test_nothing_is_extrapolated(surface, call, says):

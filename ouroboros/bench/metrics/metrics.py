@@ -457,7 +457,7 @@ def score_intervals(
     found = {}
     for name, prompts in by_prompt.items():
         means = [float(np.mean(values)) for values in prompts.values()]
-        yes_or_no = name in YES_OR_NO and all(len(values) == 1 for values in prompts.values())
+        yes_or_no = name in YES_OR_NO and all(own in ([0], [1]) for own in prompts.values())
         share = yes_or_no and intervals.wilson(int(sum(means)), len(means))
         mean = share or intervals.bootstrapped([means], np.mean)
         found["pass@1" if name == "passed" else name] = mean

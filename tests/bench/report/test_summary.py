@@ -190,7 +190,7 @@ def test_rejection_sampling_compares_all_completions_also_without_an_audit(tempe
 
 
 def test_a_score_may_have_a_point_in_its_name():
-    scores = {("a", "fast", 0): {"f1.macro": 0.5}, ("b", "fast", 0): {"f1.macro": 1.0}}
+    scores = {(p, "fast", 0): {"f1": 0.0, "f1.macro": f1} for p, f1 in (("a", 0.5), ("b", 1.0))}
     summary = summarise(measured(scores=scores))
     assert summary.to_dict()["decoders"]["fast"]["score.f1.macro"]["value"] == 0.75
     assert "f1.macro" in to_markdown(summary)
