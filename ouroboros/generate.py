@@ -160,12 +160,10 @@ def generate(
             f"{list(input_ids.shape)}: give both as the tokenizer made them"
         )
     own = {name: value for name, value in options.items() if name in FIELDS}
-    settings = {
-        name: value
-        for name, value in options.items()
-        if name not in own
-        and (value is not None or decoder in decoder_names() and name in decoder_settings(decoder))
-    }
+    settings = {name: value for name, value in options.items() if name not in own}
+    if None in settings.values():  # a model input's default, or a setting of the decoder
+        kept = decoder_settings(decoder) if decoder in decoder_names() else ()
+        settings = {n: v for n, v in settings.items() if v is not None or n in kept}
     for name in sorted(own.keys() & ASSISTANTS):
         log.warning(f"{name} has no effect: give the settings of decoder={decoder!r} instead")
     for name in ("max_new_tokens", "max_length"):

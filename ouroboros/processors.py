@@ -117,7 +117,7 @@ class Processed(TokenSelector):
 
 class Constraint:
     """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
-    that it forbids or with an end token, because it may fail then; drafts may contain such tokens."""
+    that it forbids, or an end token, because it may fail then; drafts may contain such tokens."""
 
     def __init__(self, allowed: Callable, row: int, eos: Collection[int]) -> None:
         self.allowed, self.row, self.eos = allowed, row, eos

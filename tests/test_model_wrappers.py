@@ -223,7 +223,7 @@ def test_a_changed_attention_pattern_is_followed(build, name, value):
 def test_a_model_whose_attention_was_changed_is_refused():
     wrapped = CachedModel(llama())
     wrapped.model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="attention is now eager, not .*: wrap it again"):
+    with pytest.raises(ValueError, match=r"attention is now eager, not .*: wrap it again"):
         decode(wrapped, RootOnly(), prompt_of(6), max_new=3)
 
 

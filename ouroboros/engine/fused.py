@@ -340,8 +340,8 @@ def _address(tensor: torch.Tensor | None) -> int:
 def is_hooked(model: nn.Module) -> bool:
     """Return whether any module has a hook other than `PackedWeights.before_call`, or a replaced
     `forward`; or whether torch has hooks of all modules."""
-    everywhere = nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
-    return any(everywhere) or any(
+    torchs = nn.modules.module
+    return bool(torchs._global_forward_hooks or torchs._global_forward_pre_hooks) or any(
         module._forward_hooks
         or "forward" in module.__dict__
         or any(

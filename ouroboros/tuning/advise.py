@@ -109,7 +109,8 @@ def advise(
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
     searched = replace(evidence, recorded=few, counted={})
     searchable = decoders if search_settings else {}
-    spaces = {name: SPACES.get(name, SPACES.get(kind_of(own), {})) for name, own in searchable.items()}
+    kinds = {name: name if name in SPACES else kind_of(own) for name, own in searchable.items()}
+    spaces = {name: SPACES.get(kind, {}) for name, kind in kinds.items()}
     total = sum(1 + len(values) for space in spaces.values() for values in space.values())
     with tqdm(desc="settings", total=total, leave=False, disable=not progress) as bar:
         for name, config in {PLAIN: {}, **decoders}.items():

@@ -460,7 +460,9 @@ def text_of(
     tokens. `after` has tokens before them: many tokenizers drop the first space of a text."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     start, whole = (tokenizer.decode([*after, *some], **options) for some in ((), tokens))
-    return whole[len(start) :] if whole.startswith(start) else tokenizer.decode([*tokens], **options)
+    if not whole.startswith(start):  # a character that begins in `after`
+        return tokenizer.decode([*tokens], **options)
+    return whole[len(start) :]
 
 
 def _in_one_line(error: Exception) -> str:

@@ -117,7 +117,9 @@ def test_equal_completions_are_scored_once_and_scoring_resumes(pair, tmp_path):
 def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     bench, score = job(pair), Counting.score
     folder = ran(bench, tmp_path)
-    monkeypatch.setattr(Counting, "score", lambda *asked: score(*asked) if asked[1].id != "p1" else 1 / 0)
+    monkeypatch.setattr(
+        Counting, "score", lambda *asked: score(*asked) if asked[1].id != "p1" else 1 / 0
+    )
     assert bench.score(folder, lambda: None) == "p1: ZeroDivisionError: division by zero"
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
 
