@@ -161,7 +161,7 @@ def generate(
         )
     own = {name: value for name, value in options.items() if name in FIELDS}
     settings = {name: value for name, value in options.items() if name not in own}
-    if any(value is None for value in settings.values()):  # a model input's default, or a setting of the decoder
+    if any(value is None for value in settings.values()):  # a setting may be None
         kept = decoder_settings(decoder) if decoder in decoder_names() else ()
         settings = {n: v for n, v in settings.items() if v is not None or n in kept}
     for name in sorted(own.keys() & ASSISTANTS):
