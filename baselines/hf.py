@@ -38,15 +38,20 @@ def not_own_deprecation(record: logging.LogRecord) -> bool:
 
 
 class SharedNoise(LogitsProcessor):
-    """Logits processor that applies a `Sampler`'s warpers and adds its noise: the argmax of the
-    result is then the sampler's token."""
+    """Logits processor whose argmax is a `Sampler`'s token. The softmax of the result gives this
+    token its probability without noise, which transformers' confidence threshold reads."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
-        row = self.sampler.noise(input_ids.shape[-1], scores.shape[-1], scores.device)
-        return self.sampler.warped(scores) + row
+        vocab, warped = scores.shape[-1], self.sampler.warped(scores)
+        noise = self.sampler.noise(input_ids.shape[-1], vocab, scores.device)
+        token = (warped + noise).argmax(-1, keepdim=True)
+        # above 1 / vocab, so that this token has the highest score
+        probability = warped.softmax(-1).gather(-1, token).clamp(min=2 / vocab)
+        rest = ((1 - probability) / (vocab - 1)).log()
+        return rest.expand_as(warped).scatter(-1, token, probability.log())
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:

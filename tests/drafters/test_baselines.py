@@ -19,6 +19,7 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
+from ouroboros.baselines.hf import as_processors
 from packaging.version import Version
 from parts import run_peer
 from tiny import CONTEXT, StepLog, cut, llama, mistral, mostly_slow, noisy, plain, prompt_of
@@ -386,3 +387,14 @@ def test_transformers_generation_stops_where_told(models):
         run_peer(HFGenerate(), models.target, [5], max_new=2, choose=lambda *_: [0])
     assert trace.finish == "stop"
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]
+
+
+def test_transformers_reads_probabilities_without_noise():
+    sampler, scores = Sampler(seed=3, temperature=0.8), torch.randn(1, 50)
+    (process,) = as_processors(sampler)
+    for position in range(1, 40):
+        token = (sampler.warped(scores) + sampler.noise(position, 50, scores.device)).argmax()
+        found = process(torch.zeros(1, position, dtype=torch.long), scores)
+        assert found.argmax() == token
+        wanted = sampler.warped(scores).softmax(-1)[0, token].clamp(min=2 / 50)
+        torch.testing.assert_close(found.softmax(-1)[0, token], wanted)

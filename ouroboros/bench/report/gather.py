@@ -58,8 +58,10 @@ class Measured:
 
         pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
         published, ships = run.get("published"), target.startswith("reference/")
-        if target and (pair == "hf" or (pair == "reference" and not ships)):  # the user's models
-            pair = " + ".join(n.split("/")[-1] for n in (target, model.get("draft")) if n)
+        names = [str(name) for name in (target, model.get("draft")) if name]
+        own = pair == "reference" and not all(name.startswith("reference/") for name in names)
+        if target and (pair == "hf" or own):  # the user's models
+            pair = " + ".join(name.split("/")[-1] for name in names)
         models, nature = f"{pair} pair", "model"
         if standin:
             models += " as a stand-in, shapes " + " / ".join(filter(None, standin.values()))
@@ -80,7 +82,8 @@ class Measured:
         machine, versions = (run["provenance"][key] for key in ("machine", "versions"))
         cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
         on_gpu = model["device"].startswith("cuda") and machine["gpus"]
-        device = machine["gpus"][0] if on_gpu else cpu
+        gpu = int(model["device"].partition(":")[2] or 0)
+        device = machine["gpus"][gpu] if on_gpu else cpu
         status = run.get("status", "finished")
         samples_wanted = run.get("samples_wanted", len(samples))
         predicted = [f"predicted with {costs}"] if costs and not timed else []
@@ -134,8 +137,10 @@ def load(path: Path) -> Measured:
             names = ", ".join(sorted(unknown))
             raise ValueError(f"{SAMPLES} has decoders that {RUN} lacks: {names}")
         costs = folder.load_costs()
-        name = costs.about.get("name") if costs else None
-        words = f"the costs {name!r}" if name else "the costs measured with the run"
+        about = costs.about if costs else {}
+        measured = {"measured", "model"} & about.keys()
+        own = "the costs measured with the run" if measured else "the given costs"
+        words = f"the costs {about['name']!r}" if "name" in about else own
         priced = CostModel(costs, words) if costs else None
         audit, trees, scores = load_audit(folder), folder.load_trees(), folder.load_scores()
         found = Measured(path, run, samples, scores, audit, priced, trees)

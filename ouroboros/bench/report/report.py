@@ -389,5 +389,6 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
             "highest throughput."
         )
         stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
-        drawn.append(Picture(stem, caption + plots.error_bars(own), plots.batch_lines(own)))
+        if figure := plots.batch_lines(own):
+            drawn.append(Picture(stem, caption + plots.error_bars(own), figure))
     return drawn

@@ -132,6 +132,14 @@ def test_runs_of_a_swept_fraction_have_their_own_tables(tmp_path):
     assert {f"{one}.{kind}" for one in wanted for kind in ("csv", "tex")} <= names
 
 
+def test_batch_sizes_without_times_are_compared_by_counts(tmp_path):
+    for size in (1, 2):
+        write(tmp_path / f"b/{size}", config={"batch_size": size}, timing=False)
+    runs = summarised([load(path) for path in run_folders(tmp_path / "b")])
+    (picture,) = sections(runs)[0].pictures
+    assert picture.name == "b" and len(picture.figure.axes) == 1
+
+
 def test_runs_named_in_any_script_have_their_own_tables(tmp_path):
     for name in ("größe", "grüße"):
         write(tmp_path / name)

@@ -8,6 +8,7 @@ import pytest
 from measured import RUN, greedy_and_fast, measured, sample, three_decoders, write_run
 
 from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.report import make_report, render, run_section
 from ouroboros.bench.report.summary import audit_cell, interval_of, summarise
 from ouroboros.bench.report.tables import run_tables, terminal_tables
@@ -89,6 +90,10 @@ def test_the_title_counts_what_was_measured():
         ({"name": "hf", "target": "a/big", "draft": "c/d"}, "big + d pair"),
         ({"name": "hf", "target": "a/big"}, "big pair"),
         ({"name": "reference", "target": "reference/target"}, "reference pair"),
+        (
+            {"name": "reference", "target": "reference/target", "draft": "c/d"},
+            "target + d pair",
+        ),
         ({"quantised": {"draft": "quanto int8"}}, "float32, draft quanto int8"),
         ({"engines": {"target": {"engine": "static"}}}, "float32, static engine"),
         ({"engines": {"target": {"engine": "fused", "exact": True}}}, "fused engine (exact calls)"),
@@ -104,6 +109,24 @@ def test_titles_name_the_models_and_their_arithmetic(model, words):
     facts = measured([], model=own, published=published).facts
     assert facts.nature == "rehearsal" and "(a rehearsal)" in facts.title
     assert measured([], model=own).facts.nature == "model"
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [({}, "the given costs"), ({"measured": "at load"}, "the costs measured with the run")],
+)
+def test_costs_without_a_name_are_given_or_measured(tmp_path, about, words):
+    one = three_decoders()
+    write_run(tmp_path, one.run, one.samples)
+    replace(COSTS, about=about).save(tmp_path / "costs.json")
+    assert load(tmp_path).facts.costs == words
+
+
+def test_a_title_names_the_gpu_of_the_run():
+    machine = {**RUN["provenance"]["machine"], "gpus": ["A", "B"]}
+    run = {"provenance": {**RUN["provenance"], "machine": machine}}
+    for device, name in (("cuda", "A"), ("cuda:1", "B"), ("cpu", "Toy CPU, 2 cores")):
+        assert measured(model={**RUN["model"], "device": device}, **run).facts.device == name
 
 
 def test_leads_are_paired_by_prompt_and_by_measure():
