@@ -101,7 +101,6 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ouroboros.bench.run.folder import Finished
     from ouroboros.cli.common import CALLERS, composed, one_line, plain, unknown_flag
 
     rest = [one for one in argv if one != "--json"]
@@ -120,6 +119,8 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
             code = run(name, plain(cfg), as_json="--json" in argv)
         except CALLERS as error:
             if sweep:
+                from ouroboros.bench.run.folder import Finished
+
                 print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
                 if isinstance(error, Finished):
                     return
