@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -12,8 +14,11 @@ from ouroboros import CachedModel
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import replay
+from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.pair import PairSpec
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
 
@@ -50,6 +55,14 @@ def tiny_llama(seed: int, *, layers: int = 1) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def save_pair(pair, folder: Path) -> Path:
+    """Save a target and a draft in a folder, each in a folder of that name."""
+    for name, model in zip(("target", "draft"), pair, strict=True):
+        model.model.save_pretrained(folder / name)
+        model.tokenizer.save_pretrained(folder / name)
+    return folder
+
+
 def tiny_pair() -> tuple[CachedModel, CachedModel]:
     """A target and a draft that often agree: the same weights but for the draft's noise."""
     target, draft = tiny_llama(0), tiny_llama(0)
@@ -59,6 +72,18 @@ def tiny_pair() -> tuple[CachedModel, CachedModel]:
             weight.add_(0.02 * torch.randn(weight.shape, generator=noise))
     tokenizer = byte_tokenizer()
     return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)
+
+
+def repeating_text(seed: int, length: int = 500) -> RecordedRun:
+    """A text of 400 token ids of which about a third repeats itself."""
+    draw, text = random.Random(f"text-{seed}"), [1]
+    while len(text) < length:
+        if len(text) > 40 and draw.random() < 0.1:
+            at = draw.randrange(len(text) - 12)
+            text += text[at : at + draw.randrange(4, 12)]
+        else:
+            text.append(draw.randrange(3, 400))
+    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:length]))
 
 
 class TextTask:
@@ -81,6 +106,17 @@ def bench_of(models, task, decoders, **options) -> Bench:
     """A bench over a task's prompts; the target is the first model."""
     options = {"examples": task.load(), "max_new": task.max_new, **options}
     return Bench(models[0], list(models), task, decoders=decoders, **options)
+
+
+def run_config(saved: Path, **changes) -> RunConfig:
+    """The config of a run of four tokens for two prompts, on models that `save_pair` saved."""
+    options = {
+        "model": PairSpec("tiny", str(saved / "target"), dtype="float32"),
+        "task": TaskSpec("prompts", {"path": "examples"}, limit=2),
+        "decoder": {"greedy": {"_target_": "ouroboros.baselines.Greedy"}},
+        **{"max_new": 4, "timing": False, "threads": 1, "results_dir": str(saved / "run")},
+    }
+    return RunConfig(**{**options, **changes})
 
 
 def ran(bench: Bench, path, *, facts=(), seen=None, **options) -> ResultsFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib.util
 import os
@@ -58,6 +59,23 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Undo `pytest_collection_finish`, so that nothing is called a leak."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def models():
+    """An untouched model, a copy for us and its draft."""
+    from tiny import llama, noisy
+
+    model = llama()
+    return model, copy.deepcopy(model), noisy(model)
+
+
+@pytest.fixture(scope="module")
+def pair(models):
+    """A target and a draft that often agrees with it."""
+    from ouroboros import CachedModel
+
+    return tuple(map(CachedModel, models[1:]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.costs import CostModel, Costs, Surface
 from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
@@ -39,18 +40,16 @@ def sample(example, decoder, steps, *, tokens=None, wall_s=10.0, ttft_s=1.0, rep
     )
 
 
-def greedy_and_fast():
-    greedy = [
-        sample("a", "greedy", [step(0, 0)] * 4, wall_s=8.0, ttft_s=2.0),
-        sample("b", "greedy", [step(0, 0)] * 6, wall_s=12.0, ttft_s=2.0),
-    ]
-    fast = [
-        sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=4.0, ttft_s=2.0),
-        sample("b", "fast", [step(0, 0), step(4, 4)], wall_s=4.0, ttft_s=2.0),
-    ]
-    return greedy, fast
-
-
+GREEDY = [
+    sample("a", "greedy", [step(0, 0)] * 4, wall_s=8.0, ttft_s=2.0),
+    sample("b", "greedy", [step(0, 0)] * 6, wall_s=12.0, ttft_s=2.0),
+]
+FAST = [
+    sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=4.0, ttft_s=2.0),
+    sample("b", "fast", [step(0, 0), step(4, 4)], wall_s=4.0, ttft_s=2.0),
+]
+COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
+TOY = CostModel(COSTS, "the costs 'toy'")
 RUN = {
     "task": {"name": "toy", "version": "1", "licence": "none", "prompts": 2},
     "model": {
@@ -75,17 +74,18 @@ RUN = {
 
 def measured(samples=None, *, scores=None, priced=None, **facts) -> Measured:
     """Return a measurement in memory: greedy and fast on two prompts, or `samples`."""
-    rows = [row for pair in greedy_and_fast() for row in pair] if samples is None else samples
+    rows = [*GREEDY, *FAST] if samples is None else samples
     return Measured(Path("toy"), {**RUN, **facts}, rows, scores or {}, priced=priced)
+
+
+def chain(drafted: int, accepted: int) -> StepRecord:
+    """A step whose times are not measured."""
+    return step(drafted, accepted, draft_calls=drafted, times=(0, 0, 0))
 
 
 def three_decoders(priced=None, **facts) -> Measured:
     """Return a run of two prompts of six tokens each: greedy takes 12 s, another decoder 6 s,
     Ouroboros 2 s and 4 s, transformers' greedy 12 s and 13 s."""
-
-    def chain(drafted, accepted):
-        return step(drafted, accepted, draft_calls=drafted, times=(0, 0, 0))
-
     runs = {
         "greedy": ((12, 12), [chain(0, 0)] * 6),
         "other": ((6, 6), [chain(2, 1)] * 3),
@@ -126,6 +126,6 @@ def measured_trees(path: Path, model: Mapping) -> Measured:
         source=("", "phrase", "draft", "draft", "draft"),
         probability=(1.0, 0.6, 0.3, 0.8, 0.1),
     )
-    folder = write_run(path, {**RUN, "model": model}, [s for p in greedy_and_fast() for s in p])
+    folder = write_run(path, {**RUN, "model": model}, [*GREEDY, *FAST])
     folder.add_trees(("a", "fast", 0), [alone, ProposedTree(tree, (0, 1), 106)])
     return load(path)

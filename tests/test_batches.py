@@ -12,7 +12,7 @@ import pytest
 import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
-from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
+from tiny import CONTEXT, SIZES, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.calls import alone
@@ -29,7 +29,6 @@ ONE_BY_ONE = {
 }
 """Architectures whose attention cannot be divided among sequences, and the reason given."""
 QUICK = ("llama", "gemma3_text", "gptj", "stablelm", "deepseek_v3")
-SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 
 
 class Moody(RandomDrafter):
@@ -106,17 +105,10 @@ def test_every_decoder_gives_the_text_of_each_prompt_alone(name, dtype, temperat
     make = decoders(draft)[name]
     prompts = [prompt_of(n, n) for n in (1, 30, 3, 11, CONTEXT, 7)]
 
+    rules = [Sampler(seed=n, temperature=temperature) if temperature else argmax for n in range(6)]
+
     def rows(order: Sequence[int]) -> list[Decoding]:
-        return [
-            begin(
-                target,
-                make(),
-                prompts[at],
-                max_new=25,
-                choose=Sampler(seed=at, temperature=temperature) if temperature else argmax,
-            )
-            for at in order
-        ]
+        return [begin(target, make(), prompts[n], max_new=25, choose=rules[n]) for n in order]
 
     singles = rows(range(6))
     for own in singles:
@@ -236,7 +228,7 @@ def test_a_joint_sequence_scores_by_itself_too():
         expected = decode(plain, RootOnly(), text, max_new=6).new_tokens
         assert target.roll(sequence, text, 6, argmax) == expected
         assert sequence.tokens == [*text, *expected[:-1]]
-    assert target.cache.length == 0 and VOCAB == 13
+    assert target.cache.length == 0
 
 
 def test_a_sequence_scored_alone_first_leaves_no_text_behind():

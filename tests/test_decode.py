@@ -13,20 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ouroboros.baselines import Speculative
-from tiny import (
-    CONTEXT,
-    VOCAB,
-    RandomDrafter,
-    cut,
-    gemma3,
-    gpt2,
-    llama,
-    mistral,
-    mostly_slow,
-    noisy,
-    plain,
-    prompt_of,
-)
+from quick import mostly_slow
+from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
 from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.decode import Decoding, DrafterCapabilities, RootOnly, decode, stream, together
@@ -39,7 +27,6 @@ from ouroboros.tree import TokenTree
 TREES = {"llama": 5_200, "gpt2": 3_200, "mistral": 1_000, "gemma3": 600}
 QUICK = [("llama", 500), ("gpt2", 250), ("mistral", 150), ("gemma3", 200)]
 SEEDS = {"mistral": 1, "gemma3": 3}  # whose texts depend on tokens far back
-FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
 
 
 class Scripted(RootOnly):

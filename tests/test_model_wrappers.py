@@ -14,7 +14,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from test_vocab import tokenizer
-from tiny import StepLog, gemma3, llama, mistral, noisy, plain, prompt_of
+from tiny import StepLog, gemma3, llama, mistral, plain, prompt_of
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
@@ -24,13 +24,6 @@ from ouroboros.engine.compiled_layers import fuse_projections
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
 IDS = torch.tensor(PROMPTS[:1])
-
-
-@pytest.fixture(scope="module")
-def models():
-    """An untouched model, a copy for us and its draft."""
-    model = llama()
-    return model, copy.deepcopy(model), noisy(model)
 
 
 def test_a_model_is_examined_once_and_freed_with_its_owner(models, monkeypatch):

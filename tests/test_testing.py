@@ -73,11 +73,7 @@ def test_lossless_drafters_pass(name):
     [
         (Lossy, AssertionError, "Lossy is not lossless .* standard decoding has .* tree there was"),
         (Spoiling, AssertionError, "changed the tokens passed to it"),
-        (
-            Strange,
-            AssertionError,
-            "Strange.propose drafted id 1000000, the model knows",
-        ),
+        (Strange, AssertionError, "Strange.propose drafted id 1000000, the model knows"),
         (Endless, AssertionError, "50 tokens in a row with a budget of 40: draft at most"),
         (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
         (Mute, ValueError, "Mute is not a drafter: it has no method reset, observe"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import pytest
 import torch
+from quick import mostly_slow as mostly_slow
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -43,13 +43,7 @@ SHAPE = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-
-
-def mostly_slow(values: Iterable, quick: Iterable) -> list:
-    """Return parameters of which `make test` takes those in `quick`, and `make test-all` all."""
-    quick, slow = list(quick), pytest.mark.slow
-    rows = ((one, one if isinstance(one, tuple) else (one,)) for one in values)
-    return [pytest.param(*row, marks=() if one in quick else slow) for one, row in rows]
+SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}  # of lookahead decoding
 
 
 def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -92,6 +86,15 @@ def gemma3(seed: int = 0, window: int = 8) -> PreTrainedModel:
     """A sliding layer below a full one."""
     types = ["sliding_attention", "full_attention"]
     return build(Gemma3TextConfig(**SHAPE, sliding_window=window, layer_types=types), seed=seed)
+
+
+FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
+
+
+def random_tree(draw: random.Random, root: int, nodes: int, *, near: int = 99) -> TokenTree:
+    """Random tokens below `root`, each the child of one of the `near` nodes before it."""
+    parents = (-1, *(draw.randrange(max(0, node - near), node) for node in range(1, nodes)))
+    return TokenTree((root, *(draw.randrange(VOCAB) for _ in parents[1:])), parents)
 
 
 class Session:

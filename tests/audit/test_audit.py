@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,30 +42,25 @@ def model():
     return llama(seed=4, dtype=torch.float32, num_hidden_layers=2)
 
 
-class Misengined(CachedModel):
+def with_engine(kind: type[Eager], model) -> CachedModel:
     """A model whose calls are made by another engine."""
-
-    made_by: type[Eager]
-
-    def __init__(self, model) -> None:
-        super().__init__(model, engine="eager")
-        self.engine = self.made_by(model, self.engine.info, self.cache)
+    made = CachedModel(model, engine="eager")
+    made.engine = kind(model, made.engine.info, made.cache)
+    return made
 
 
-class WrongPositions(Eager):
+class WrongPosition(Eager):
+    """Branching trees are scored one position too far."""
+
     def forward(self, ids, positions, mask, keep):
         if mask is not None:
             positions = positions + (torch.arange(positions.shape[1]) > 0)
         return super().forward(ids, positions, mask, keep)
 
 
-class WrongPosition(Misengined):
-    """Branching trees are scored one position too far."""
+class ShiftedMask(Eager):
+    """Tree nodes do not see the last token that is cached."""
 
-    made_by = WrongPositions
-
-
-class ShiftedMasks(Eager):
     def call(self, layout, *token):
         self.last = max(layout.base + len(layout.missing) - 1, 0)
         return super().call(layout, *token)
@@ -73,12 +69,6 @@ class ShiftedMasks(Eager):
         if mask is not None:
             mask[..., self.last] = torch.finfo(mask.dtype).min
         return super().forward(ids, positions, mask, keep)
-
-
-class ShiftedMask(Misengined):
-    """Tree nodes do not see the last token that is cached."""
-
-    made_by = ShiftedMasks
 
 
 class DroppedSlot(CachedModel):
@@ -127,8 +117,8 @@ def wrong_end(kept):
 
 
 BUGS = {
-    "wrong position": (WrongPosition, None, SAMPLED),
-    "shifted mask": (ShiftedMask, None, argmax),
+    "wrong position": (partial(with_engine, WrongPosition), None, SAMPLED),
+    "shifted mask": (partial(with_engine, ShiftedMask), None, argmax),
     "dropped slot": (DroppedSlot, None, argmax),
     "bonus token off by one": (CachedModel, early_bonus, SAMPLED),
     "end kept one token too long": (CachedModel, wrong_end(1), argmax),
@@ -164,12 +154,12 @@ def verdicts(found: dict[str, list]) -> set[str]:
     "name", mostly_slow(BUGS, quick=["shifted mask", "end kept one token too long"])
 )
 def test_a_planted_bug_is_convicted(model, monkeypatch, name):
-    engine_class, plant, choose = BUGS[name]
+    make, plant, choose = BUGS[name]
     eos = ENDS if "end" in name else ()
     plainly = references(model, choose, eos)
     if plant is not None:
         plant(monkeypatch)
-    found = audited(model, engine_class(model), plainly, choose, eos)
+    found = audited(model, make(model), plainly, choose, eos)
     assert verdicts(found) <= {"identical", "BUG"}
     assert any(finding.verdict == "BUG" for finding in found["ouroboros"])
 
@@ -189,11 +179,9 @@ def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
         def forward(self, ids, positions, mask, keep):
             return super().forward(ids, positions + (ids.numel() == 1), mask, keep)
 
-    class Off(Misengined):
-        made_by = Late
-
     prompt = PROMPTS[1]
-    reference = decode(Off(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+    late = with_engine(Late, model)
+    reference = decode(late, Greedy(), prompt, max_new=MAX_NEW).new_tokens
     findings, controls = Auditor(CachedModel(model)).judge(
         prompt, reference, {"again": reference}, choose=argmax, controls=True
     )
@@ -323,4 +311,4 @@ def test_rejecting_rules_other_than_argmax(model):
     choose = Processed(Sampler(seed=5), penalty, vocab=13)
     plainly = references(model, choose)
     assert verdicts(audited(model, CachedModel(model), plainly, choose)) == {"identical"}
-    assert "BUG" in verdicts(audited(model, ShiftedMask(model), plainly, choose))
+    assert "BUG" in verdicts(audited(model, with_engine(ShiftedMask, model), plainly, choose))

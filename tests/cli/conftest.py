@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from bench_models import tiny_pair
+from bench_models import save_pair, tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 
 from ouroboros.cli.main import main
@@ -16,42 +17,44 @@ from ouroboros.cli.main import main
 @pytest.fixture(scope="module")
 def saved_pair(tmp_path_factory) -> Path:
     """A folder with a tiny target and a tiny draft."""
-    folder = tmp_path_factory.mktemp("pair")
-    for name, model in zip(("target", "draft"), tiny_pair(), strict=True):
-        model.model.save_pretrained(folder / name)
-        model.tokenizer.save_pretrained(folder / name)
-    return folder
+    return save_pair(tiny_pair(), tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
-    """A probe of tiny models is always noisy; tests/costs has its repetitions."""
+    """A probe of tiny models is always noisy; tests/costs has its repetitions. Nor does a run wait
+    to measure the machine's load; tests/bench/run has that."""
     monkeypatch.setattr("ouroboros.costs.costs.PROBES", 1)
     monkeypatch.setattr("ouroboros.costs.costs.PROBE_VISITS", 1)
+    monkeypatch.setattr("psutil.cpu_percent", lambda *_, **__: [0.0] * 512)
 
 
 @pytest.fixture
 def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Call a command on the pair, in its folder (or on none, here); return exit code, stdout and
-    stderr."""
+    stderr. `bench` draws its plot only with `plot`."""
     own = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ("target", "draft"))]
 
-    def run(name: str, *overrides: str, pair: bool = True) -> tuple[int, str, str]:
+    def run(name: str, *rest: str, pair: bool = True, plot: bool = False) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ouroboros"])
         if pair:
             monkeypatch.chdir(saved_pair)
         GlobalHydra.instance().clear()
         capsys.readouterr()
-        try:
-            code = main([name, *(own if pair else ()), *overrides]) or 0
-        except SystemExit as ended:
-            code = ended.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        with monkeypatch.context() as patch:
+            if name == "bench" and not plot:
+                patch.setattr(
+                    import_module("ouroboros.bench.report.plots"), "bars", lambda *_: None
+                )
+            try:
+                code = main([name, *(own if pair else ()), *rest]) or 0
+            except SystemExit as ended:
+                code = ended.code
+        return code, *capsys.readouterr()
 
     return run
 
 
 @pytest.fixture
 def run_bench(call):
-    return lambda *overrides: call("bench", *overrides)
+    return lambda *overrides, **how: call("bench", *overrides, **how)

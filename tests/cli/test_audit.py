@@ -23,8 +23,9 @@ def completions():
 
 
 @pytest.fixture
-def audited(call, saved_pair):
+def audited(call, saved_pair, monkeypatch):
     """Write files of rows, audit them in float32; return exit code, the document, stderr."""
+    monkeypatch.chdir(saved_pair)
 
     def run(**files):
         names = [f"{name}.jsonl" for name in files]
@@ -39,8 +40,7 @@ def audited(call, saved_pair):
     return run
 
 
-def test_completions_of_any_engine_are_judged(audited, completions, saved_pair, monkeypatch):
-    monkeypatch.chdir(saved_pair)
+def test_completions_of_any_engine_are_judged(audited, completions, saved_pair):
     wrong = [dict(row) for row in completions]
     last = wrong[1]["token_ids"][-1]
     wrong[1]["token_ids"] = [*wrong[1]["token_ids"][:-1], (last + 1) % 13]
@@ -61,8 +61,7 @@ def test_a_file_alone_is_held_against_the_model(audited, completions):
     assert audited(plain=shifted)[1]["bugs"] > 0
 
 
-def test_a_file_called_reference_is_judged_too(audited, completions, saved_pair, monkeypatch):
-    monkeypatch.chdir(saved_pair)
+def test_a_file_called_reference_is_judged_too(audited, completions):
     wrong = [{**row, "token_ids": [5, *row["token_ids"][1:]]} for row in completions]
     code, found, _ = audited(plain=completions, reference=wrong)
     assert code == 1 and found["verdicts"]["reference"]["BUG"] > 0
@@ -94,8 +93,7 @@ def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
     assert verdicts([], [text[0]], eos=text[0]) == verdicts([], [], eos=text[0]) == same
 
 
-def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair, monkeypatch):
-    monkeypatch.chdir(saved_pair)
+def test_lines_without_ids_pair_by_their_order(audited, completions):
     rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
     found = audited(plain=rows, same=rows)[1]
     assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
@@ -112,10 +110,7 @@ def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair,
         ({"prompt": "ab", "id": 0, "text": "a"}, "line 2: a second completion has id 0"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(
-    audited, completions, saved_pair, monkeypatch, row, words
-):
-    monkeypatch.chdir(saved_pair)
+def test_a_line_that_cannot_be_read_is_named(audited, completions, row, words):
     again = [row] if "second" not in words else [row, row]
     code, _, err = audited(plain=completions, other=again)
     assert code != 0 and words in err.splitlines()[-1]

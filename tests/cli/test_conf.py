@@ -44,11 +44,15 @@ def test_every_task_composes_and_has_examples_to_try(name):
 DECODERS = sorted({*names("decoder")} - {"llama_cpp", "llama_cpp_lookup"})
 
 
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(*tiny_pair())
+
+
 @pytest.mark.parametrize("name", mostly_slow(DECODERS, quick=DECODERS[::3]))
-def test_every_decoder_composes_alone_and_can_be_built(name):
+def test_every_decoder_composes_alone_and_can_be_built(name, pair):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]
-    pair = Pair(*tiny_pair())
     made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[name]()
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
@@ -62,8 +66,8 @@ def saved_memory(path, tokenizer) -> None:
     save_state(made, path, tokenizer_id=vocab.fingerprint(tokenizer))
 
 
-def test_a_saved_pool_is_loaded(tmp_path):
-    pair, path = Pair(*tiny_pair()), tmp_path / "pool.json"
+def test_a_saved_pool_is_loaded(tmp_path, pair):
+    path = tmp_path / "pool.json"
     saved_memory(path, pair.target.tokenizer)
     set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
     config = composed("decoder=ouroboros", *set_up)
@@ -74,25 +78,23 @@ def test_a_saved_pool_is_loaded(tmp_path):
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]
-
-
 QUICK = [TABLES[0], "ablation", "context_length", "gpu_headline_all", "warm_start_other_task"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(names("experiment"), quick=QUICK))
-def test_every_experiment_is_a_run(name):
+def test_every_experiment_is_a_run(name, pair):
     config = composed(f"experiment={name}")
     assert config["results_dir"].startswith("results/") and len(config["decoder"]) > 1
     assert RunConfig.from_mapping(config).to_mapping() == config
     for own in config["decoder"].values():
         if own.get("pool"):  # a file that another run leaves
             own |= {"pool": None, "pool_state": "cold"}
-    decoder_factories(config["decoder"], tiny_pair()[1])
+    decoder_factories(config["decoder"], pair.draft)
     if name not in TABLES:
         return
-    task, pair = name.split("_")
-    assert get_class(config["task"]["_target_"]).name == task and config["model"]["name"] == pair
-    assert config["task"]["template"] == f"paper-{pair.split('-')[0]}"
+    task, model = name.split("_")
+    assert get_class(config["task"]["_target_"]).name == task and config["model"]["name"] == model
+    assert config["task"]["template"] == f"paper-{model.split('-')[0]}"
     decoders, published = config["decoder"], config["published"]
     assert published["source"].startswith("arXiv 2402.13720") and published["hardware"]
     assert [*published["tokens_per_s"], "ouroboros"] == list(decoders)
@@ -145,7 +147,7 @@ def test_missing_models_are_named():
 def test_bench_end_to_end(run_bench, saved_pair):
     options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
     options += ["model.dtype=float32", "results_dir=out"]
-    code, out, err = run_bench(*options)
+    code, out, err = run_bench(*options, plot=True)
     assert code == 0, err
     assert logging.getLogger("ouroboros.jit").isEnabledFor(logging.WARNING)
     assert "2 prompts: too few to say which decoder is faster (at least 8)" in out
@@ -241,8 +243,7 @@ def test_the_longest_context_fits_the_raised_position_limit():
 
 
 @pytest.mark.parametrize(
-    "target",
-    ["ouroboros.baselines.Nope", "no_such_module.Mine", "ouroboros.bench.run.folder.RUN"],
+    "target", ["ouroboros.baselines.Nope", "no_such_module.Mine", "ouroboros.bench.run.folder.RUN"]
 )
 def test_a_missing_class_is_told_in_one_line(target):
     reason = rf"decoder\.mine\._target_={target}: there is no such class"

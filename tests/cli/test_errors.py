@@ -147,8 +147,6 @@ def fails(call, saved_pair, monkeypatch):
 
 
 PAIR = ("model=hf", "model.target=target", "model.draft=draft", "model.dtype=float32")
-
-
 QUICK = [(name, m) for name in COMMANDS for m in MISTAKES if name == "bench" or m == "nosuch=1"]
 
 

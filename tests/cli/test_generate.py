@@ -1,7 +1,7 @@
 """The output of `ouroboros generate`: text in whole characters, sources, times."""
 
 import io
-import sys
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -9,30 +9,28 @@ from bench_models import byte_tokenizer, tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
-from ouroboros import argmax, decode
+from ouroboros import CachedModel, argmax, decode
 from ouroboros.cli import generate
 from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, write
-from ouroboros.cli.main import main, parser_of
+from ouroboros.cli.main import parser_of
 from ouroboros.decode import RootOnly
 
 
 @pytest.fixture
-def told(saved_pair, monkeypatch, capsys):
+def told(call, saved_pair):
     """Call the command on a tiny pair; return exit code, stdout and stderr."""
     pair = [f"--{role}={saved_pair / role}" for role in ("target", "draft")]
+    return lambda *argv: call("generate", *argv, *pair, pair=False)
 
-    def call(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ouroboros"])
-        GlobalHydra.instance().clear()
-        return main(["generate", *argv, *pair]), *capsys.readouterr()
 
-    return call
+@cache
+def target() -> CachedModel:
+    return tiny_pair()[0]
 
 
 def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
-    target, _ = tiny_pair()
-    prompt = target.tokenizer("def f").input_ids
-    return Runner(name, target, RootOnly(), prompt, max_new=max_new, eos=frozenset(), choose=argmax)
+    rule = {"max_new": max_new, "eos": frozenset(), "choose": argmax}
+    return Runner(name, target(), RootOnly(), target().tokenizer("def f").input_ids, **rule)
 
 
 def test_a_character_is_shown_when_it_is_whole(monkeypatch):
@@ -41,8 +39,8 @@ def test_a_character_is_shown_when_it_is_whole(monkeypatch):
     steps = [SimpleNamespace(sources=["draft"] * len(ids))]
     trace = SimpleNamespace(new_tokens=ids, steps=steps)
     monkeypatch.setattr(generate, "stream", lambda *args, **options: iter([trace]))
-    target = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32", exact=False)
-    pieces = [text for text, _ in Runner("x", target, RootOnly(), []).step()]
+    model = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32", exact=False)
+    pieces = [text for text, _ in Runner("x", model, RootOnly(), []).step()]
     assert "".join(pieces) == "ü🎉a", "no garbage where it ends inside a character"
     assert pieces.count("") == len(ids) - 3
 
@@ -51,8 +49,7 @@ def test_pieces_are_the_decoders_text_and_have_its_sources():
     one = runner_of()
     while not one.done:
         one.step()
-    target, _ = tiny_pair()
-    trace = decode(target, RootOnly(), target.tokenizer("def f").input_ids, max_new=12)
+    trace = decode(target(), RootOnly(), target().tokenizer("def f").input_ids, max_new=12)
     assert one.tokens == trace.new_tokens and one.calls == len(trace.steps)
     assert [source for _, source in one.pieces] == ["target"] * 12
 

@@ -4,12 +4,12 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from composing import composed
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import ouroboros
@@ -22,21 +22,11 @@ OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
 
 
 @pytest.fixture
-def told(monkeypatch, capsys):
+def told(call, monkeypatch):
     """Call the door; return exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["ouroboros"])
-
-    def call(*argv: str) -> tuple[object, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-        try:
-            code: object = door.main(argv)
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return call
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    return partial(call, pair=False, plot=True)
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
@@ -57,7 +47,8 @@ def test_help_fits_on_80_columns_and_tells_the_defaults_there_are(told, name):
             assert OmegaConf.select(config, key) == told_value, key
 
 
-MISTAKES = [
+BRIEF = [
+    *(["--help"], ["report", "--help"], ["bench", "--help"]),
     ["report", "nosuch"],
     ["audit", "nosuch"],
     ["generate", "x", "--decoder", "nosuch"],
@@ -69,26 +60,33 @@ MISTAKES = [
     ["replay", "recording=nosuch"],
     ["profile", "costs=nosuch"],
 ]
+WITHOUT_TORCH = """
+import sys
+from hydra.core.global_hydra import GlobalHydra
+from ouroboros.cli.main import main
+
+for argv in {every}:
+    GlobalHydra.instance().clear()
+    try:
+        code = main(argv)
+    except SystemExit:
+        code = 0
+    assert code == 2 * ("--help" not in argv), argv
+    slow = {{"torch", "transformers", "pandas", "matplotlib", "numba", "scipy"}} & {{*sys.modules}}
+    assert not slow, (argv, slow)
+"""
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["report", "--help"], ["bench", "--help"], *MISTAKES])
-def test_help_and_simple_mistakes_do_not_wait_for_torch(argv):
-    code = (
-        f"import sys; from ouroboros.cli.main import main\ntry: code = main({argv})\n"
-        f"except SystemExit: code = 0\nassert code == {2 * ('--help' not in argv)}\n"
-        "slow = {'torch', 'transformers', 'pandas', 'matplotlib', 'numba', 'scipy'}\n"
-        "assert not slow & set(sys.modules), slow & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+def test_help_and_simple_mistakes_do_not_wait_for_torch():
+    code = WITHOUT_TORCH.format(every=BRIEF)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (
-        short_path(tmp_path / "results" / "main")
-        == short_path(Path("results/main"))
-        == "results/main"
-    )
+    places = tmp_path / "results" / "main", Path("results/main")
+    assert [*map(short_path, places)] == ["results/main"] * 2
     assert short_path(tmp_path.parent / "run") == str(tmp_path.parent / "run")
 
 

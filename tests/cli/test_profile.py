@@ -13,20 +13,20 @@ TINY += ["profile.nodes=[1,4,64]", "profile.contexts=[8,24]", "profile.visits=1"
 
 @pytest.fixture
 def run_profiling(call, monkeypatch):
-    """Return exit code, the last line of stdout as JSON (None without any) and stderr."""
+    """Profile, and return the last line of stdout as JSON."""
     monkeypatch.setattr(timing, "copy_bandwidth", lambda device: 1e10)
 
-    def run(*overrides: str) -> tuple[int, dict | None, str]:
+    def run(*overrides: str) -> dict:
         code, out, err = call("profile", *TINY, *overrides)
-        return code, json.loads(out.splitlines()[-1]) if out else None, err
+        assert code == 0, err
+        return json.loads(out.splitlines()[-1])
 
     return run
 
 
 def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
     names = "decoder=[greedy,speculative,ouroboros,hf_assisted]"
-    code, document, err = run_profiling(names, "results_dir=profiled")
-    assert code == 0, err
+    document = run_profiling(names, "results_dir=profiled")
     calls = [(row["model"], row["context"], row["nodes"]) for row in document["calls"]]
     assert calls == list(product(("target", "draft"), (8, 24), (1, 4, 64)))
     steps = {row["decoder"]: row for row in document["steps"]}
@@ -49,18 +49,16 @@ def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
 
 def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, monkeypatch):
     folder = saved_pair / "halved"
-    assert run_profiling("decoder=[greedy]", "results_dir=halved")[0] == 0
+    run_profiling("decoder=[greedy]", "results_dir=halved")
     before, run = Costs.load(folder / "costs.json"), json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "status": "interrupted"}))
     monkeypatch.setattr(Costs, "measure_grid", None)
-    code, _, err = run_profiling("decoder=[greedy]", "results_dir=halved")
-    assert code == 0, err
+    run_profiling("decoder=[greedy]", "results_dir=halved")
     after = Costs.load(folder / "costs.json")
     assert (after.target, after.draft) == (before.target, before.draft)
 
 
 def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):
-    code, document, err = run_profiling("decoder=[greedy]", "results_dir=alone")
-    assert code == 0, err
+    document = run_profiling("decoder=[greedy]", "results_dir=alone")
     assert {row["model"] for row in document["calls"]} == {"target"}
     assert Costs.load(saved_pair / "alone" / "costs.json").draft is None

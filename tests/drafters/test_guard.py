@@ -15,6 +15,14 @@ def observe(guard: Guard, new=1, nodes=1, seconds=1.0, price=1.0, **counts):
     guard.observe(record, 1.0, price, 0.0)
 
 
+def ready(seconds: float = 1.0) -> Guard:
+    """A guard after the plain steps that it begins with."""
+    guard = Guard()
+    while guard.paused:
+        observe(guard, seconds=seconds)
+    return guard
+
+
 def lose_a_prompt(guard: Guard) -> int:
     """Take steps of 3 seconds a token until a pause; return its length."""
     if guard.first:  # with the prefill: not counted
@@ -27,9 +35,7 @@ def lose_a_prompt(guard: Guard) -> int:
 
 
 def test_a_pause_ends_with_its_prompt_and_two_lost_prompts_begin_one_and_correct_prices():
-    guard = Guard()
-    while guard.paused:
-        observe(guard)
+    guard = ready()
     assert lose_a_prompt(guard) == Guard.PAUSE
     guard.begin_prompt()
     assert not guard.paused and not guard.correct_prices()
@@ -46,10 +52,8 @@ def test_a_pause_ends_with_its_prompt_and_two_lost_prompts_begin_one_and_correct
 
 
 def test_gains_allow_a_larger_loss():
-    poor, rich = Guard(), Guard()
+    poor, rich = ready(), ready()
     for guard, tokens in ((poor, 1), (rich, 4)):
-        while guard.paused:
-            observe(guard)
         for _ in range(9):
             observe(guard, new=tokens, nodes=9)
         guard.begin_prompt()
@@ -59,9 +63,7 @@ def test_gains_allow_a_larger_loss():
 
 
 def test_a_slow_step_counts_once():
-    guard = Guard()
-    while guard.paused:
-        observe(guard)
+    guard = ready()
     for _ in range(9):
         observe(guard, new=4, nodes=9)
     observe(guard, new=4, nodes=9, seconds=50.0)
@@ -69,9 +71,7 @@ def test_a_slow_step_counts_once():
 
 
 def test_one_prompt_alone_pauses_no_other_and_reading_pauses_no_prompt():
-    guard = Guard()
-    while guard.paused:
-        observe(guard)
+    guard = ready()
     for pauses in (False, True):
         observe(guard, nodes=9)
         observe(guard, nodes=9, seconds=6.0, draft_caught_up=200)
@@ -82,9 +82,7 @@ def test_one_prompt_alone_pauses_no_other_and_reading_pauses_no_prompt():
 
 def test_a_slower_machine_ends_the_pause_that_it_began():
     for plain_now, ends in ((1.0, False), (2.9, True)):
-        guard = Guard()
-        while guard.paused:
-            observe(guard)
+        guard = ready()
         assert lose_a_prompt(guard) == Guard.PAUSE and guard.credit < 2.0
         before = guard.credit
         for _ in range(Guard.CHECK):
@@ -94,9 +92,7 @@ def test_a_slower_machine_ends_the_pause_that_it_began():
 
 
 def test_losses_of_an_earlier_prompt_do_not_change_this_ones_balance():
-    guard = Guard()
-    while guard.paused:
-        observe(guard)
+    guard = ready()
     for _ in range(5):
         observe(guard, nodes=9, seconds=1.2)
     guard.begin_prompt()
@@ -107,18 +103,14 @@ def test_losses_of_an_earlier_prompt_do_not_change_this_ones_balance():
 
 
 def test_a_faster_machine_shows_in_the_steps_own_target_call():
-    guard = Guard()
-    while guard.paused:
-        observe(guard, seconds=2.0)
+    guard = ready(seconds=2.0)
     for _ in range(3):
         observe(guard, nodes=9, seconds=1.0)  # two tokens' time by the old plain steps
     assert guard.lost == 0.0 and guard.credit < Guard.START + 0.1
 
 
 def test_draft_prices_allow_for_a_machine_that_became_slower():
-    guard = Guard()
-    while guard.paused:
-        observe(guard)
+    guard = ready()
     for _ in range(5):
         record = StepRecord(2, 3, 2, 3, 2, ("target",) * 3, 0.4, 2.4, 0.0)
         guard.observe(record, 1.0, 1.2, 0.2)

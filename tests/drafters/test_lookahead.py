@@ -24,6 +24,10 @@ def pair():
     return model, CachedModel(copy.deepcopy(model))
 
 
+def lookahead(w: int, n: int, g: int, **options) -> Lookahead:
+    return Lookahead(window_size=w, ngram_size=n, verification_set_size=g, **options)
+
+
 class Grid:
     """The published procedure, cell by cell: rows of guesses, each cell at position p + r + c."""
 
@@ -80,15 +84,9 @@ def guess(tree: TokenTree, node: int) -> int:
     return hash(path) % 1_000_003 if node in tree.logit_nodes else -1
 
 
-def test_cells_stand_one_position_further_in_each_row_and_column():
-    window = Window(size=3, ngram_size=4)
-    window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert hung(window, TokenTree.chain(9, [])).depths().tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
-
-
 def test_a_full_step_costs_w_plus_g_times_n_minus_1_nodes():
     for w, n, g in [(5, 5, 3), (7, 3, 7), (1, 2, 1), (15, 5, 15)]:
-        drafter = Lookahead(window_size=w, ngram_size=n, verification_set_size=g)
+        drafter = lookahead(w, n, g)
         drafter.reset(argmax)
         for i in range(g):
             drafter.pool.add(3, [100 + i] * (n - 1))
@@ -103,7 +101,7 @@ def test_a_full_step_costs_w_plus_g_times_n_minus_1_nodes():
 def test_phrases_are_what_the_model_predicts_along_each_column(pair):
     """Every window prediction is the model's own after that column, with no cache and no tree."""
     model, cached = pair
-    recorded = StepLog(Lookahead(window_size=3, ngram_size=4, verification_set_size=2))
+    recorded = StepLog(lookahead(3, 4, 2))
     decode(cached, recorded, prompt_of(8), max_new=12)
     read = 0
     for tokens, _, tree, chosen, _ in recorded.steps:
@@ -116,9 +114,7 @@ def test_phrases_are_what_the_model_predicts_along_each_column(pair):
 
 
 def test_finished_ngrams_enter_the_pool():
-    drafter = Lookahead(
-        window_size=2, ngram_size=3, verification_set_size=2, pool_from_prompt=False
-    )
+    drafter = lookahead(2, 3, 2, pool_from_prompt=False)
     drafter.reset(argmax)
     drafter.propose([1, 2], 9)
     drafter.window.rows = [[2, 5], [6, 7]]
@@ -133,26 +129,24 @@ def test_finished_ngrams_enter_the_pool():
 
 
 def test_guesses_are_verified_from_the_first_step():
-    drafter = Lookahead(window_size=3, ngram_size=4, verification_set_size=2)
+    drafter = lookahead(3, 4, 2)
     drafter.reset(argmax)
     tree = drafter.propose([5, 1, 2, 3, 5], 9)
     assert tree.tokens[1:4] == (1, 2, 3) and tree.source[1:4] == ("pool",) * 3
-    late = Lookahead(window_size=3, ngram_size=4, verification_set_size=2, pool_while_filling=False)
+    late = lookahead(3, 4, 2, pool_while_filling=False)
     late.reset(argmax)
     assert "pool" not in late.propose([5, 1, 2, 3, 5], 9).source
 
 
-def test_sizes_of_zero_switch_a_half_off(pair):
+def test_sizes_of_zero_switch_a_half_off():
     tokens = [5, 1, 2, 3, 5]
-    pool_only = Lookahead(window_size=0, ngram_size=4, verification_set_size=2)
-    window_only = Lookahead(window_size=2, ngram_size=4, verification_set_size=0)
-    assert not pool_only.propose(tokens, 9).probe
-    tree = window_only.propose(tokens, 9)
+    assert not lookahead(0, 4, 2).propose(tokens, 9).probe
+    tree = lookahead(2, 4, 0).propose(tokens, 9)
     assert tree.probe == frozenset(range(1, len(tree))) and tree.draft_depth() == 0
 
 
 def test_guesses_stay_within_the_budget_and_the_limit():
-    drafter = Lookahead(window_size=0, ngram_size=5, verification_set_size=2)
+    drafter = lookahead(0, 5, 2)
     text = [5, 1, 2, 3, 4, 5, 2, 2, 2, 2, 5, 3, 3, 3, 3, 5]
     for budget in (1, 2, 3, 9):
         tree = drafter.propose(text, budget)
@@ -160,24 +154,15 @@ def test_guesses_stay_within_the_budget_and_the_limit():
         assert len(tree) == 1 + 2 * min(4, budget - 1)
 
 
-def test_the_prompt_is_left_out_where_asked(pair):
-    prompt = [5, 1, 2, 3, 5]
-    drafter = Lookahead(
-        window_size=2, ngram_size=3, verification_set_size=2, pool_from_prompt=False
-    )
+def test_the_prompt_is_left_out_where_asked():
+    drafter = lookahead(2, 3, 2, pool_from_prompt=False)
     drafter.reset(argmax)
-    assert set(drafter.propose(prompt, 9).source) == {"", "window"}
+    assert set(drafter.propose([5, 1, 2, 3, 5], 9).source) == {"", "window"}
     assert len(drafter.pool) == 0
 
 
 def test_an_own_pool_is_emptied_and_a_shared_one_kept():
-    own = Lookahead(window_size=2, ngram_size=3, verification_set_size=2)
-    shared = Lookahead(
-        window_size=2,
-        ngram_size=3,
-        verification_set_size=2,
-        pool=PhrasePool(phrase_len=2, per_key=2),
-    )
+    own, shared = lookahead(2, 3, 2), lookahead(2, 3, 2, pool=PhrasePool(phrase_len=2, per_key=2))
     for drafter, left in ((own, 0), (shared, 1)):
         drafter.pool.add(1, [2, 3])
         drafter.window.start([4])
@@ -187,7 +172,7 @@ def test_an_own_pool_is_emptied_and_a_shared_one_kept():
 
 def test_the_window_starts_again_where_the_context_cut_it(pair):
     model, cached = pair
-    drafter = StepLog(Lookahead(window_size=4, ngram_size=5, verification_set_size=2))
+    drafter = StepLog(lookahead(4, 5, 2))
     prompt = prompt_of(50)
     trace = decode(cached, drafter, prompt, max_new=99)
     assert trace.tokens[:64] == plain(model, prompt, 14) and trace.finish == "context"

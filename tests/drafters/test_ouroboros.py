@@ -3,17 +3,11 @@ lossless stands in test_baselines."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
-from tiny import StepLog, TableModel, llama, noisy, prompt_of
-from transformers import (
-    GenerationConfig,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-)
+from tiny import StepLog, TableModel, llama, prompt_of
+from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
@@ -31,12 +25,6 @@ EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
 SAMPLED = GenerationConfig(do_sample=True)
 LOOP = [3, 4, 5, 6, 7, 8] * 4
-
-
-@pytest.fixture(scope="module")
-def pair():
-    model = llama()
-    return CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
 
 
 def steps_of(pair, prompt=None, max_new: int = 40, choose=argmax, **changes) -> list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from tiny import StepLog, llama, noisy, prompt_of
+from tiny import StepLog, prompt_of
 
 from ouroboros.calls import alone
 from ouroboros.decode import RootOnly, decode, proposed
@@ -16,12 +16,6 @@ from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
-
-
-@pytest.fixture(scope="module")
-def pair():
-    model = llama()
-    return CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
 
 
 def ready(draft: CachedModel, **changes) -> OuroborosPaper:

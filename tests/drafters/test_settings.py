@@ -5,41 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ouroboros.baselines import (
-    HFGenerate,
-    Lookahead,
-    PromptLookup,
-    Racer,
-    Speculative,
-    SuffixDecoding,
-    TokenRecycling,
-)
 from tiny import TableModel
 
-from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
+from ouroboros import Ouroboros, OuroborosPaper, PhrasePool, baselines
 
 DRAFT = TableModel(4, seed=1)
 BASE: dict[Any, dict] = {
-    HFGenerate: {},
-    Lookahead: {"window_size": 2, "ngram_size": 3, "verification_set_size": 2},
+    baselines.HFGenerate: {},
+    baselines.Lookahead: {"window_size": 2, "ngram_size": 3, "verification_set_size": 2},
     Ouroboros: {},
     OuroborosPaper: {"draft": DRAFT},
     PhrasePool: {"phrase_len": 1, "per_key": 1},
-    PromptLookup: {"max_ngram_size": 2, "num_tokens": 2},
-    Racer: {},
-    Speculative: {"draft": DRAFT, "gamma": 2},
-    SuffixDecoding: {"max_tokens": 4},
-    TokenRecycling: {},
+    baselines.PromptLookup: {"max_ngram_size": 2, "num_tokens": 2},
+    baselines.Racer: {},
+    baselines.Speculative: {"draft": DRAFT, "gamma": 2},
+    baselines.SuffixDecoding: {"max_tokens": 4},
+    baselines.TokenRecycling: {},
 }
 POOL = {"phrase_len": 9, "phrases": {}}
 REFUSED = [
-    (HFGenerate, {"mode": "beam"}, "mode 'beam' is not one of"),
-    (HFGenerate, {"mode": "assisted"}, "needs a draft"),
-    (HFGenerate, {"mode": "prompt_lookup"}, "needs prompt_lookup_num_tokens"),
-    (HFGenerate, {"num_asistant_tokens": 3}, "no generation setting num_asistant_tokens"),
-    (Lookahead, {"window_size": -1}, "window_size is -1; choose at least 0"),
-    (Lookahead, {"ngram_size": 1}, "ngram_size is 1; choose at least 2"),
-    (Lookahead, {"verification_set_size": -1}, "verification_set_size is -1"),
+    (baselines.HFGenerate, {"mode": "beam"}, "mode 'beam' is not one of"),
+    (baselines.HFGenerate, {"mode": "assisted"}, "needs a draft"),
+    (baselines.HFGenerate, {"mode": "prompt_lookup"}, "needs prompt_lookup_num_tokens"),
+    (baselines.HFGenerate, {"num_asistant_tokens": 3}, "no generation setting num_asistant_tokens"),
+    (baselines.Lookahead, {"window_size": -1}, "window_size is -1; choose at least 0"),
+    (baselines.Lookahead, {"ngram_size": 1}, "ngram_size is 1; choose at least 2"),
+    (baselines.Lookahead, {"verification_set_size": -1}, "verification_set_size is -1"),
     (Ouroboros, {"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
     (Ouroboros, {"pool_state": "loaded"}, "needs a pool: give pool="),
     (Ouroboros, {"pool": {}}, "would empty the pool"),
@@ -58,25 +49,25 @@ REFUSED = [
     (OuroborosPaper, {"draft": None}, "give draft="),
     (PhrasePool, {"phrase_len": 0}, "phrase_len is 0; choose at least 1"),
     (PhrasePool, {"per_key": -1}, "per_key is -1"),
-    (PromptLookup, {"max_ngram_size": 0}, "max_ngram_size is 0"),
-    (PromptLookup, {"num_tokens": 0}, "num_tokens is 0"),
-    (Racer, {"nodes": 0}, "nodes is 0"),
-    (Racer, {"ngram": 2}, "shortest is 2; choose 1 to 1"),
-    (Racer, {"breadth": 9}, "breadth is 9; choose 0 to 8"),
-    (Racer, {"state": "warm"}, "state 'warm'"),
-    (Speculative, {"gamma": 0}, "gamma is 0"),
-    (Speculative, {"confidence": 1.5}, "confidence is 1.5; choose 0 to 1"),
-    (Speculative, {"verification": "maybe"}, "'maybe' is not one of shared, rejection"),
-    (Speculative, {"candidates": 2}, "candidates=2 needs verification=rejection"),
-    (SuffixDecoding, {"max_tokens": 0}, "max_tokens is 0"),
-    (SuffixDecoding, {"factor": -1}, "factor is -1"),
-    (SuffixDecoding, {"least": 1.5}, "least is 1.5; choose 0 to 1"),
-    (SuffixDecoding, {"gamma": 0}, "gamma is 0"),
-    (SuffixDecoding, {"state": "warm"}, "state 'warm'"),
-    (SuffixDecoding, {"depth": 1}, "depth is 1"),
-    (SuffixDecoding, {"memory": 0}, "memory is 0"),
-    (TokenRecycling, {"nodes": 81}, "nodes is 81; choose 1 to 80"),
-    (TokenRecycling, {"state": "warm"}, "state 'warm'"),
+    (baselines.PromptLookup, {"max_ngram_size": 0}, "max_ngram_size is 0"),
+    (baselines.PromptLookup, {"num_tokens": 0}, "num_tokens is 0"),
+    (baselines.Racer, {"nodes": 0}, "nodes is 0"),
+    (baselines.Racer, {"ngram": 2}, "shortest is 2; choose 1 to 1"),
+    (baselines.Racer, {"breadth": 9}, "breadth is 9; choose 0 to 8"),
+    (baselines.Racer, {"state": "warm"}, "state 'warm'"),
+    (baselines.Speculative, {"gamma": 0}, "gamma is 0"),
+    (baselines.Speculative, {"confidence": 1.5}, "confidence is 1.5; choose 0 to 1"),
+    (baselines.Speculative, {"verification": "maybe"}, "'maybe' is not one of shared, rejection"),
+    (baselines.Speculative, {"candidates": 2}, "candidates=2 needs verification=rejection"),
+    (baselines.SuffixDecoding, {"max_tokens": 0}, "max_tokens is 0"),
+    (baselines.SuffixDecoding, {"factor": -1}, "factor is -1"),
+    (baselines.SuffixDecoding, {"least": 1.5}, "least is 1.5; choose 0 to 1"),
+    (baselines.SuffixDecoding, {"gamma": 0}, "gamma is 0"),
+    (baselines.SuffixDecoding, {"state": "warm"}, "state 'warm'"),
+    (baselines.SuffixDecoding, {"depth": 1}, "depth is 1"),
+    (baselines.SuffixDecoding, {"memory": 0}, "memory is 0"),
+    (baselines.TokenRecycling, {"nodes": 81}, "nodes is 81; choose 1 to 80"),
+    (baselines.TokenRecycling, {"state": "warm"}, "state 'warm'"),
 ]
 
 

@@ -19,7 +19,7 @@ import transformers
 from architectures import MIXED, REFUSED, SUPPORTED, WINDOW, config_of
 from ouroboros.baselines import Greedy, Lookahead, Speculative
 from parts import InParts
-from tiny import RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of
+from tiny import SIZES, RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, decode
@@ -54,15 +54,14 @@ def compare(name: str, dtype: torch.dtype) -> Row:
     too; count the texts that are not transformers' own."""
     model, prompt, truth = lively(name, dtype)
     draft, target = CachedModel(noisy(copy.deepcopy(model))), CachedModel(model)
-    sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
     drafters = [
         Ouroboros(draft),
-        OuroborosPaper(draft, gamma=4, **sizes),
+        OuroborosPaper(draft, gamma=4, **SIZES),
         RandomDrafter(truth, seed=1, hit=0.8),
     ]
     calls = [(target, drafter) for drafter in drafters]
     if dtype == torch.float64:  # in parts; calls of fixed shapes too, as CUDA graphs need them
-        others = Greedy(), Lookahead(**sizes), Speculative(draft, gamma=4)
+        others = Greedy(), Lookahead(**SIZES), Speculative(draft, gamma=4)
         calls += [(target, drafter) for drafter in others]
         for engine in ("eager", "static"):
             calls.append((InParts(model, engine=engine), RandomDrafter(truth, seed=2, hit=0.8)))

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from pretended_cuda import pretend
-from tiny import gemma3, gpt2, llama, mostly_slow
+from tiny import gemma3, gpt2, llama, mostly_slow, random_tree
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ouroboros.engine import compiled_layers
@@ -22,7 +22,6 @@ from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.triton_products import product
-from ouroboros.tree import TokenTree
 
 MOST_COMPILATIONS = 8  # of two models
 
@@ -32,12 +31,6 @@ def compiled_anew():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def tree_of(nodes: int, root: int) -> TokenTree:
-    draw = random.Random(nodes)
-    parents = [-1, *(draw.randrange(node) for node in range(1, nodes))]
-    return TokenTree((root, *[3 + n % 7 for n in range(1, nodes)]), tuple(parents))
 
 
 def compiled(model, backend) -> CachedModel:
@@ -53,7 +46,7 @@ def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) 
     for length in lengths:
         for nodes in sizes:
             tokens = [1 + i % 11 for i in range(length)]
-            tree = tree_of(nodes, tokens[-1])
+            tree = random_tree(random.Random(nodes), tokens[-1], nodes)
             found, wanted = (m.score(m.new_sequence(), tokens, tree) for m in (static, eager))
             torch.testing.assert_close(found, wanted, **tolerance)
             assert found.argmax(-1).tolist() == wanted.argmax(-1).tolist()

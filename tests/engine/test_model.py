@@ -7,20 +7,7 @@ import random
 
 import pytest
 import torch
-from tiny import (
-    CONTEXT,
-    SHAPE,
-    VOCAB,
-    Session,
-    build,
-    gemma3,
-    gpt2,
-    llama,
-    mistral,
-    plain,
-    prompt_of,
-    session,
-)
+from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
 from transformers import DynamicCache, LlamaConfig, Phi3Config
 
 from ouroboros.decode import RootOnly, decode
@@ -29,7 +16,6 @@ from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
-FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
 FORK = TokenTree((5, 1, 2, 3, 4, 6), (-1, 0, 1, 0, 3, 1))
 
 
@@ -46,7 +32,7 @@ def alone(model, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
 
 
-def random_tree(draw: random.Random, root: int, size: int = 8) -> TokenTree:
+def probing_tree(draw: random.Random, root: int, size: int = 8) -> TokenTree:
     parents = [-1, *(draw.randrange(node) for node in range(1, size))]
     tokens = [root, *(draw.randrange(VOCAB) for _ in parents[1:])]
     probe = frozenset(node for node in range(1, size) if draw.random() < 0.3)
@@ -62,7 +48,7 @@ def test_each_node_scores_as_its_own_branch(family, seed):
     draw = random.Random(seed)
     tokens = prompt_of(draw.choice([1, 3, 20, 40]), draw.randrange(2))
     for _ in range(4):
-        tree = random_tree(draw, tokens[-1])
+        tree = probing_tree(draw, tokens[-1])
         logits = cached.score(tokens, tree)
         assert logits.shape == (len(tree.logit_nodes), VOCAB)
         for row, node in zip(logits, tree.logit_nodes, strict=True):
@@ -93,7 +79,7 @@ def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
 
 
 @pytest.mark.parametrize("missing", [PREFILL_ALONE - 1, PREFILL_ALONE, PREFILL_ALONE + 1, 300])
-@pytest.mark.parametrize("build_model", [llama, mistral])
+@pytest.mark.parametrize("build_model", [llama, FAMILIES["mistral"]])
 def test_a_long_prompt_before_a_branching_tree(build_model, missing):
     """Beyond PREFILL_ALONE the prompt goes first, in a causal pass of its own."""
     model = build_model()

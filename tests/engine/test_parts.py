@@ -7,17 +7,7 @@ import random
 import pytest
 import torch
 from parts import InParts, first, in_parts
-from tiny import (
-    VOCAB,
-    RandomDrafter,
-    gemma3,
-    gpt2,
-    llama,
-    mistral,
-    mostly_slow,
-    prompt_of,
-    session,
-)
+from tiny import FAMILIES, VOCAB, RandomDrafter, llama, mostly_slow, prompt_of, random_tree, session
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import eager
@@ -26,26 +16,20 @@ from ouroboros.engine.static import NODES
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
-FAMILIES = [llama, mistral, gemma3, gpt2]
 ENGINES = ["eager", "static"]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-def random_tree(draw: random.Random, root: int, nodes: int) -> TokenTree:
-    parents = [-1, *(draw.randrange(max(0, n - 4), n) for n in range(1, nodes))]
-    return TokenTree((root, *(draw.randrange(VOCAB) for _ in parents[1:])), tuple(parents))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_parts_equal_the_whole(family, engine):
     """Random trees and cuts, paths kept from any part, prompts that grow and are cut back."""
     model, draw, tokens = family(), random.Random(1), prompt_of(9)
     whole, parts = session(model, engine="eager"), session(model, engine=engine)
     for _ in range(30):
         room = whole.max_len - len(tokens)
-        tree = random_tree(draw, tokens[-1], draw.randint(1, 20)).pruned(room)
+        tree = random_tree(draw, tokens[-1], draw.randint(1, 20), near=4).pruned(room)
         cuts = draw.sample(range(1, len(tree)), min(len(tree) - 1, draw.randint(0, 4)))
         expected = whole.score(tokens, tree)
         before = parts.scored
@@ -63,7 +47,7 @@ def test_parts_equal_the_whole(family, engine):
 
 @pytest.mark.parametrize("choose", mostly_slow(CHOICES, quick=CHOICES[1:]), ids=["T=0", "T=0.8"])
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_any_drafter_is_lossless_on_a_target_that_scores_in_parts(family, engine, choose):
     model = family(seed=2)
     plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=40, choose=choose)
@@ -78,8 +62,8 @@ def test_after_a_prompt_of_any_length(engine, missing):
     """The cache grows between two parts; those already in it are not lost."""
     model = llama(max_position_embeddings=2048, num_hidden_layers=2)
     whole, parts = session(model, engine="eager"), session(model, engine=engine)
-    tokens, tree = [1 + i % 11 for i in range(missing)], random_tree(random.Random(3), 0, 300)
-    tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
+    tokens = [1 + i % 11 for i in range(missing)]
+    tree = random_tree(random.Random(3), tokens[-1], 300, near=4)
     expected = whole.score(tokens, tree)
     found = in_parts(parts.score, tokens, tree, [1, 5, 6, 40, 200, 280])
     torch.testing.assert_close(found, expected, **EXACT)
@@ -126,8 +110,8 @@ def test_only_new_nodes_are_fed_and_everything_is_counted():
         lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     cached = session(model)
-    tokens, tree = [1 + i % 11 for i in range(200)], random_tree(random.Random(1), 0, 9)
-    tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
+    tokens = [1 + i % 11 for i in range(200)]
+    tree = random_tree(random.Random(1), tokens[-1], 9, near=4)
     del widths[:]
     in_parts(cached.score, tokens, tree, [3, 8])
     assert widths == [199, 3, 5, 1]

@@ -172,15 +172,10 @@ def merge(weight: torch.Tensor) -> None:
     weight.data += (0.1 * a @ b).to(weight.dtype)
 
 
-def fill_a_row(weight: torch.Tensor) -> None:
-    weight.data[3] = 2  # larger than any weight
+FILLS = [lambda weight: weight.data[3].fill_(2), lambda weight: weight.data[:, 5].fill_(2)]
 
 
-def fill_a_column(weight: torch.Tensor) -> None:
-    weight.data[:, 5] = 2
-
-
-@pytest.mark.parametrize("change", [merge, fill_a_row, fill_a_column])
+@pytest.mark.parametrize("change", [merge, *FILLS], ids=["merged", "row", "column"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_write_through_data_is_noticed(monkeypatch, dtype, change, caplog):
     monkeypatch.setattr(prepack.log, "disabled", False)  # as configured logging may leave it

@@ -11,7 +11,7 @@ from bench_models import byte_tokenizer, tiny_llama
 from composing import composed
 from ouroboros.baselines import Speculative
 from parts import InParts
-from tiny import CONTEXT, RandomDrafter, gpt2, llama, mostly_slow, prompt_of
+from tiny import CONTEXT, RandomDrafter, gpt2, llama, mostly_slow, plain, prompt_of
 from transformers import TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
@@ -57,28 +57,21 @@ def tiny(config, *, dtype: torch.dtype = torch.float32, scale: float = 1.0):
     return model, quantise(copy.deepcopy(model), config)
 
 
-def generated(model, prompt: list[int]) -> list[int]:
-    """transformers' own greedy text, prompt included."""
-    ids = torch.tensor([prompt])
-    rule = {"max_new_tokens": MAX_NEW, "do_sample": False}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **rule)[0].tolist()
-
-
 @pytest.mark.parametrize("made", mostly_slow([CachedModel, InParts], quick=[CachedModel]))
 def test_decoding_is_lossless_on_an_int8_target(config, made):
     """Equal to plain decoding of the int8 model, which writes another text than the original."""
     original, model = tiny(config)
-    truths = [generated(model, prompt) for prompt in PROMPTS]
-    assert truths != [generated(original, prompt) for prompt in PROMPTS]
-    target, plain, draft = made(model), CachedModel(original), CachedModel(tiny(config)[1])
-    for prompt, truth in zip(PROMPTS, truths, strict=True):
+    truths = [plain(model, prompt, MAX_NEW) for prompt in PROMPTS]
+    others = [plain(original, prompt, MAX_NEW) for prompt in PROMPTS]
+    assert truths != others
+    target, dense, draft = made(model), CachedModel(original), CachedModel(tiny(config)[1])
+    for prompt, truth, other in zip(PROMPTS, truths, others, strict=True):
         drafters = [RandomDrafter(truth, seed=seed) for seed in range(5)]
         for drafter in (*drafters, Speculative(draft, gamma=3), Ouroboros(draft)):
             assert decode(target, drafter, prompt, max_new=MAX_NEW).tokens == truth
         assert all(drafter.trees > 3 for drafter in drafters)
-        truth = generated(original, prompt)
         for drafter in (Speculative(draft, gamma=3), Ouroboros(draft)):
-            assert decode(plain, drafter, prompt, max_new=MAX_NEW).tokens == truth
+            assert decode(dense, drafter, prompt, max_new=MAX_NEW).tokens == other
 
 
 def test_the_exact_model_is_integers_times_scales(config):
@@ -177,9 +170,9 @@ def test_a_profile_counts_the_bytes_that_are_stored(config):
     original, model = tiny(config, dtype=torch.bfloat16)
     layers = sum(w.numel() for w in original.model.layers.parameters() if w.ndim == 2)
     assert type(model.get_output_embeddings()) is torch.nn.Linear
-    found, plain = footprint(CachedModel(model)), footprint(CachedModel(original))
+    found, dense = footprint(CachedModel(model)), footprint(CachedModel(original))
     scales = sum(len(w) for w in original.model.layers.parameters() if w.ndim == 2)
-    assert layers - 8 * scales <= plain.weight_bytes - found.weight_bytes < layers
+    assert layers - 8 * scales <= dense.weight_bytes - found.weight_bytes < layers
     assert stored_bytes(torch.zeros(3, 4, dtype=torch.bfloat16)) == 24
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
+from itertools import product
 from types import SimpleNamespace
 
 import numpy
@@ -11,7 +11,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from pretended_cuda import Graph, pretend
-from tiny import VOCAB, RandomDrafter, Session, gemma3, gpt2, llama, mistral, mostly_slow, session
+from tiny import FAMILIES, RandomDrafter, Session, llama, mostly_slow, random_tree, session
 from transformers import (
     GenerationConfig,
     TemperatureLogitsWarper,
@@ -35,14 +35,7 @@ from ouroboros.tree import TokenTree
 
 CACHE = SimpleNamespace(set_length=lambda length: None)
 INFO = SimpleNamespace(max_len=64, vocab_size=400, dtype=torch.bfloat16)
-FAMILIES = [llama, mistral, gemma3, gpt2]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
-
-
-def random_tree(rng: random.Random, root: int, nodes: int) -> TokenTree:
-    parents = [-1, *(rng.randrange(node) for node in range(1, nodes))]
-    tokens = [root, *(rng.randrange(VOCAB) for _ in range(nodes - 1))]
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def long_llama():
@@ -51,7 +44,7 @@ def long_llama():
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.parametrize("family", [*FAMILIES, long_llama], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", [*FAMILIES.values(), long_llama], ids=lambda f: f.__name__)
 def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
     """Also where the cache grows meanwhile."""
     model, tokens = family(), [1 + i % 11 for i in range(505 if family is long_llama else 3)]
@@ -154,12 +147,12 @@ def joined(graphed, monkeypatch):
     return make
 
 
+JOINED = long_llama, FAMILIES["mistral"], FAMILIES["gemma3"]
+
+
 @pytest.mark.parametrize(
     ("family", "compiled", "choose"),
-    mostly_slow(
-        itertools.product((long_llama, mistral, gemma3), (False, True), CHOICES),
-        quick=[(long_llama, False, CHOICES[0])],
-    ),
+    mostly_slow(product(JOINED, (False, True), CHOICES), quick=[(long_llama, False, CHOICES[0])]),
 )
 def test_captured_joint_calls_give_each_text_alone(joined, monkeypatch, family, compiled, choose):
     """Ragged rows that come, go and leave their slabs to others, in one graph per size; the slabs
@@ -228,19 +221,14 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
 
 
-def replace_data(linear):
-    linear.weight.data = linear.weight.data.flip(0)
+WEIGHTS = {
+    "other data": lambda linear, new: setattr(linear.weight, "data", new),
+    "another parameter": lambda linear, new: setattr(linear, "weight", torch.nn.Parameter(new)),
+    "through data": lambda linear, new: linear.weight.data.copy_(new),
+}
 
 
-def replace_parameter(linear):
-    linear.weight = torch.nn.Parameter(linear.weight.data.flip(0))
-
-
-def write_to_data(linear):
-    linear.weight.data.copy_(linear.weight.data.flip(0))
-
-
-@pytest.mark.parametrize("change", [replace_data, replace_parameter, write_to_data])
+@pytest.mark.parametrize("change", WEIGHTS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["captured", "captured and fused"])
 def test_weights_changed_between_texts_are_followed(graphed, compiled, change):
     """Neither captured calls nor common buffers of several weights keep the old ones."""
@@ -249,26 +237,21 @@ def test_weights_changed_between_texts_are_followed(graphed, compiled, change):
     cached.engine.compiled = CompiledLayers(model, backend="eager") if compiled else None
     before = cached.score([3, 4, 5], tree).clone()
     for linear in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].mlp.up_proj):
-        change(linear)
+        WEIGHTS[change](linear, linear.weight.data.flip(0))
         cached.empty()
         found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
         torch.testing.assert_close(found, expected)
         assert not torch.allclose(found, before)
 
 
-def flip_by_a_hook(model):
-    model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.flip(-1))
+MODULES = {
+    "a hook": lambda m: m.model.embed_tokens.register_forward_hook(lambda _, __, out: out.flip(-1)),
+    "attention": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 1.5),
+    "an adapter": lambda m: m.lm_head.scaling.update(own=-2.0),
+}
 
 
-def scale_attention(model):
-    model.model.layers[0].self_attn.scaling *= 3
-
-
-def scale_an_adapter(model):
-    model.lm_head.scaling["own"] = -2.0
-
-
-@pytest.mark.parametrize("change", [flip_by_a_hook, scale_attention, scale_an_adapter])
+@pytest.mark.parametrize("change", MODULES)
 def test_modules_changed_between_texts_are_followed(graphed, change):
     """As by an adapter that is switched on, or whose scale is set (in a dictionary, in PEFT)."""
     model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
@@ -277,7 +260,7 @@ def test_modules_changed_between_texts_are_followed(graphed, change):
     model.lm_head.forward = lambda x: head(x) * model.lm_head.scaling["own"]
     cached = Session(graphed(model))
     before = cached.score([3, 4, 5], tree).clone()
-    change(model)
+    MODULES[change](model)
     cached.empty()
     found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
     torch.testing.assert_close(found, expected)
@@ -349,7 +332,7 @@ def test_tuned_products_are_tried_first_and_dropped_with_a_reason(monkeypatch):
 def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
     """As `generate` is called again with other settings, on models that it keeps."""
     model, config = llama(), GenerationConfig(do_sample=True)
-    kept = graphed(model)
+    kept, eager = graphed(model), CachedModel(model, engine="eager")
     for warpers in (
         [TemperatureLogitsWarper(0.2)],
         [TemperatureLogitsWarper(5.0)],
@@ -358,16 +341,9 @@ def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
         [TopPLogitsWarper(0.5)],
         [],
     ):
-        found = [
-            decode(
-                each,
-                RootOnly(),
-                [1, 2, 3],
-                max_new=30,
-                choose=token_selector(config, 5, warpers, 13),
-            )
-            for each in (kept, CachedModel(model, engine="eager"))
-        ]
+        choose = [token_selector(config, 5, warpers, 13) for _ in range(2)]
+        rules = zip((kept, eager), choose, strict=True)
+        found = [decode(on, RootOnly(), [1, 2, 3], max_new=30, choose=own) for on, own in rules]
         assert found[0].tokens == found[1].tokens
     assert len(kept.engine._choices) == 6 * len(NODES)
 
@@ -418,12 +394,8 @@ def test_ids_that_a_stand_in_never_chooses_hide_no_error():
     for error, differs in ((1.0, True), (0.001, False)):
         found = expected.clone()
         found[1, 7] += error
-        engines = [
-            SimpleNamespace(
-                run=lambda *_, x=x: x, compiled=None, forwards=0, cache=CACHE, info=INFO
-            )
-            for x in (found, expected)
-        ]
+        facts = {"compiled": None, "forwards": 0, "cache": CACHE, "info": INFO}
+        engines = [SimpleNamespace(run=lambda *_, x=x: x, **facts) for x in (found, expected)]
         assert bool(why_different(*engines)) is differs
 
 

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import mostly_slow
+from quick import mostly_slow
+from row_by_row import attend_row_by_row
 
-from ouroboros.costs.timing import random_tree
 from ouroboros.engine import triton_attention, triton_exact, triton_products
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
@@ -38,7 +38,7 @@ BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multip
 @pytest.mark.skipif(not TRITON or ON_GPU, reason="needs Triton, and no GPU")
 @pytest.mark.parametrize("which", mostly_slow(["not slow", "slow"], quick=["not slow"]))
 def test_the_kernels_in_tritons_interpreter(which):
-    files = [__file__, Path(__file__).with_name("test_exact_static.py")]
+    files = [__file__, Path(__file__).with_name("test_exact_static.py")][: 1 + (which == "slow")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", f"triton and {which}", *files],
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -46,6 +46,18 @@ def test_the_kernels_in_tritons_interpreter(which):
         text=True,
     )
     assert not done.returncode, done.stdout[-4000:]
+
+
+def normal(draw: torch.Generator, dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.randn(size, generator=draw).to(DEVICE, dtype)
+
+
+def attention(query, key, value, **how) -> torch.Tensor:
+    """torch's own in float64, [1, n, heads, width]."""
+    group = query.shape[1] // key.shape[1]
+    inputs = (one.double().repeat_interleave(group, 1) for one in (key, value))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query.double(), *inputs, scale=0.3, **how).transpose(1, 2)
 
 
 @pytest.mark.triton
@@ -65,26 +77,15 @@ def test_the_kernels_in_tritons_interpreter(which):
 )
 def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype):
     draw = torch.Generator().manual_seed(0)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=draw).to(DEVICE, dtype)
-
-    key, value = normal(3, kv_heads, 1024, width)[1], normal(3, kv_heads, 1024, width)[1]
-    key, value = key[None, :, :slots], value[None, :, :slots]
-    query = normal(1, n, heads, width).transpose(1, 2)
+    key, value = (normal(draw, dtype, 3, kv_heads, 1024, width)[1:2, :, :slots] for _ in range(2))
+    query = normal(draw, dtype, 1, n, heads, width).transpose(1, 2)
     mask = torch.zeros(1, 1, n, slots, dtype=dtype, device=DEVICE)
     hidden = torch.rand(1, 1, n, slots, generator=draw).to(DEVICE) < 0.4
     hidden[..., slots // 2 :] = True  # whole parts that nobody sees
     hidden[..., 0] = False
     mask.masked_fill_(hidden, torch.finfo(dtype).min)
     found = triton_attention.tree_attention(query, key, value, mask, 0.3)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query.double(),
-        key.double().repeat_interleave(heads // kv_heads, 1),
-        value.double().repeat_interleave(heads // kv_heads, 1),
-        attn_mask=mask.double(),
-        scale=0.3,
-    ).transpose(1, 2)
+    expected = attention(query, key, value, attn_mask=mask.double())
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
@@ -97,6 +98,8 @@ HEADS = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1)) if ON_GPU else ((14, 2), (
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 def test_it_is_as_accurate_as_torchs_attention_at_real_shapes(heads, kv_heads, n, slots):
     """In bfloat16, against float64, for trees; on a GPU the kernel has to be used."""
+    from tiny import random_tree
+
     group, draw = heads // kv_heads, torch.Generator(DEVICE).manual_seed(0)
     query, key, value = inputs = [
         torch.randn(1, *size, 128, generator=draw, device=DEVICE).bfloat16()
@@ -104,7 +107,7 @@ def test_it_is_as_accurate_as_torchs_attention_at_real_shapes(heads, kv_heads, n
     ]
     seen = torch.zeros(n, slots, dtype=torch.bool)  # the context, the tree, a few unused slots
     base = slots - n - min(5, slots - n)
-    tree = random_tree(n, draw=random.Random(0))
+    tree = random_tree(random.Random(0), 0, n)
     seen[:, :base], seen[:, base : base + n] = True, torch.from_numpy(tree.ancestors())
     mask = additive(seen.to(DEVICE), torch.bfloat16)
     assert triton_attention.fits(query, key, value, mask) == ON_GPU
@@ -178,16 +181,9 @@ def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(
             start, end = end, end + fed
             inside = slice(slab.first, slab.first + layout.base + layout.held + fed)
             assert slots[start:end].tolist() == list(range(inside.stop - fed, inside.stop))
-            expected = torch.nn.functional.scaled_dot_product_attention(
-                query[:, :, start:end].double(),
-                *(
-                    pool[:, :, inside].double().repeat_interleave(heads // kv_heads, 1)
-                    for pool in (key, value)
-                ),
-                attn_mask=None if mask is None else mask.double(),
-                is_causal=mask is None and fed > 1,
-                scale=0.3,
-            ).transpose(1, 2)
+            seen = query[:, :, start:end], key[:, :, inside], value[:, :, inside]
+            how = {"is_causal": fed > 1} if mask is None else {"attn_mask": mask.double()}
+            expected = attention(*seen, **how)
             error = (found[:, start:end] - expected).norm() / expected.norm()
             assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
@@ -202,15 +198,12 @@ def test_every_sequence_of_a_joint_call_attends_to_its_own_slots(
 def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype):
     """With depths and outputs that no block divides, of rows that are not behind one another."""
     draw = torch.Generator().manual_seed(0)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=draw).to(DEVICE, dtype)
-
-    x, bias = normal(1, rows, 2 * depth)[..., :depth], normal(outputs)
-    weight, scale = normal(outputs, depth), None
+    x = normal(draw, dtype, 1, rows, 2 * depth)[..., :depth]
+    bias, weight = normal(draw, dtype, outputs), normal(draw, dtype, outputs, depth)
+    scale = None
     if int8:
         weight = torch.randint(-127, 128, (outputs, depth), generator=draw, dtype=torch.int8)
-        weight, scale = weight.to(DEVICE), normal(outputs).abs() / 64
+        weight, scale = weight.to(DEVICE), normal(draw, dtype, outputs).abs() / 64
     for own in (bias, None):
         right = torch.nn.functional.linear(x.double(), weight.double())
         right = right * (1 if scale is None else scale.double()) + (0 if own is None else own)
@@ -220,6 +213,49 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
         for name, compute in found.items():
             error = (compute().double() - right).norm() / right.norm()
             assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"),
+    mostly_slow([(14, 2, 128), (3, 3, 80), (40, 1, 256)], quick=[(3, 3, 80)]),
+)
+def test_exact_attention_has_the_same_bits_whatever_else_the_call_has(
+    heads, kv_heads, width, dtype
+):
+    """Alone, among other rows, and with a longer table; they are those of torch up to rounding."""
+    draw, head, tails = torch.Generator().manual_seed(0), triton_exact.HEAD, triton_exact.TAILS
+    pools = [normal(draw, dtype, 1, kv_heads, 900, width) for _ in range(2)]
+    query = normal(draw, dtype, 1, 5, heads, width).transpose(1, 2)
+    table = torch.zeros(1, 1, 5, head + 4 * tails, dtype=torch.int32)
+    starts = (100, 700, 690, 0), (7, 300, 290, 270), (0, 1, 1, 0), (0, 65, 60, 3)
+    for row, start in enumerate(starts):
+        table[0, 0, row, :head] = torch.tensor(start)
+        table[0, 0, row, head : head + 10] = 700 + torch.randperm(90, generator=draw)[:10]
+    together = triton_exact.exact_attention(query, *pools, table.to(DEVICE), 0.3)
+    right = attend_row_by_row(query.double(), *(x.double() for x in pools), table, 0.3)
+    assert (together - right).norm() / right.norm() < (1e-5 if dtype == torch.float32 else 1e-2)
+    longer = torch.nn.functional.pad(table, (0, tails)).to(DEVICE)
+    for row in range(5):
+        own = slice(row, row + 1)
+        alone = triton_exact.exact_attention(query[:, :, own], *pools, longer[:, :, own], 0.3)
+        assert torch.equal(alone[0, 0], together[0, row])
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
+def test_a_row_of_an_exact_product_has_the_same_bits_among_any_rows(int8, dtype):
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(130, 300, generator=draw), torch.randn(70, 300, generator=draw)
+    x, weight, scale = x.to(DEVICE, dtype), weight.to(DEVICE, dtype), None
+    if int8:
+        weight, scale = (20 * weight).to(torch.int8), torch.ones(70, dtype=dtype, device=DEVICE)
+    whole = triton_products.exact_product(x, weight, scale)
+    for rows in ([0], [129], [63, 64, 5], range(100)):
+        few = triton_products.exact_product(x[[*rows]], weight, scale)
+        assert torch.equal(few, whole[[*rows]])
 
 
 def test_calls_that_it_does_not_fit_are_left_to_torch():

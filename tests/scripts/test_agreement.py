@@ -7,9 +7,10 @@ from dataclasses import asdict
 import agreement
 import pytest
 import torch
+from bench_models import repeating_text
 from draft_errors import measured_errors
 
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.recording import RecordedRuns
 from ouroboros.bench.replay.scripted import ScriptedModel
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.costs import Costs, Surface
@@ -59,21 +60,9 @@ def test_a_real_tokenizer():
     assert 5 < len(ids) < len(text) and max(ids) < 32_000
 
 
-def drafted_text(seed: int) -> RecordedRun:
-    """A text of which about a third repeats itself."""
-    draw, text = random.Random(f"text-{seed}"), [1]
-    while len(text) < 500:
-        if len(text) > 40 and draw.random() < 0.1:
-            at = draw.randrange(len(text) - 12)
-            text += text[at : at + draw.randrange(4, 12)]
-        else:
-            text.append(draw.randrange(3, 400))
-    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:500]))
-
-
 @pytest.mark.slow
 def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path):
-    recorded = [drafted_text(seed) for seed in range(12)]
+    recorded = [repeating_text(seed) for seed in range(12)]
     draft = SimulatedDraft(0.7, RecordedRuns(recorded, vocab_size=400))
 
     class Target(ScriptedModel):
@@ -98,7 +87,7 @@ def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path)
 
 
 def test_renumbered_texts_are_the_same_texts():
-    recorded = RecordedRuns([drafted_text(seed) for seed in range(3)], vocab_size=400)
+    recorded = RecordedRuns([repeating_text(seed) for seed in range(3)], vocab_size=400)
     made = agreement.renumbered(recorded)
     assert made.vocab_size < 400 + 64
     for old, new in zip(recorded.runs, made.runs, strict=True):

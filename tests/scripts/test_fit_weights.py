@@ -1,24 +1,16 @@
 """Weights of Ouroboros' estimators fitted to a pair."""
 
-import copy
 import json
 
 import fit_weights
 import pytest
 import torch
 from fit_weights import calibrate, main, with_weight_noise
-from tiny import llama, noisy, prompt_of
+from tiny import prompt_of
 
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import PHRASE_FEATURES
-from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
-
-
-@pytest.fixture(scope="module")
-def pair():
-    model = llama()
-    return CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
 
 
 def test_a_disturbed_draft_is_another_and_always_the_same(pair):
@@ -54,7 +46,7 @@ def test_weights_are_fitted_on_runs_of_the_pair(pair, monkeypatch):
 
 def test_the_script_writes_weights_and_their_quality(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fit_weights, "TEMPERATURES", (0.0,))
-    monkeypatch.setattr(fit_weights, "MAX_NEW", 12)
+    monkeypatch.setattr(fit_weights, "MAX_NEW", 6)
     prompts, out = tmp_path / "mine.jsonl", tmp_path / "new" / "w.json"
     prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
     main([str(out), "--prompts", str(prompts), "--overrides", "model.standin=null", "threads=1"])

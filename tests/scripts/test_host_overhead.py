@@ -9,6 +9,7 @@ import host_overhead
 import pytest
 from host_overhead import Script, draft_script, host_time
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
+from tiny import SIZES
 
 from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.scripted import ScriptedModel
@@ -16,7 +17,6 @@ from ouroboros.decode import RootOnly
 
 DRAW = random.Random(5)
 TEXT = [DRAW.randrange(20) for _ in range(400)]
-SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 DRAFTERS = {
     "plain": lambda model: RootOnly(),
     "speculative": lambda model: Speculative(model, gamma=4, confidence=0.4),
@@ -34,9 +34,9 @@ def test_every_drafter_follows_the_script_in_the_same_steps(name, size):
     counts, draft = [], ScriptedModel()
     for _ in range(2):
         scripts = [(Script(TEXT[i:]), draft_script(TEXT[i:], 0.8)) for i in range(size)]
-        seconds, rows = host_time(lambda: DRAFTERS[name](draft), scripts, prompt=50, max_new=200)
+        seconds, rows = host_time(lambda: DRAFTERS[name](draft), scripts, prompt=50, max_new=80)
         assert seconds > 0 and all(script.spent_s > 0 for script, _ in scripts)
-        assert [row.trace.tokens for row in rows] == [TEXT[i : i + 250] for i in range(size)]
+        assert [row.trace.tokens for row in rows] == [TEXT[i : i + 130] for i in range(size)]
         counts.append([(s.draft_calls, s.new) for row in rows for s in row.trace.steps])
     assert counts[0] == counts[1]
 

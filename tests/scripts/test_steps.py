@@ -37,6 +37,12 @@ echo '{{"made": true}}'
 """
 
 
+def bash(*words, cwd=None, check=False, **variables) -> subprocess.CompletedProcess:
+    """Run a script with further environment variables."""
+    how = {"env": {**os.environ, **variables}, "cwd": cwd, "check": check}
+    return subprocess.run(["bash", *words], capture_output=True, text=True, **how)
+
+
 @pytest.fixture
 def run(tmp_path):
     """Run a script of two runs and a step between, with a program in ouroboros' place."""
@@ -49,13 +55,7 @@ def run(tmp_path):
         program.write_text(PYTHON.format(folder=tmp_path, fails=fails, code=code))
         program.chmod(0o755)
         (tmp_path / "asked").write_text("")
-        done = subprocess.run(
-            ["bash", tmp_path / "script.sh"],
-            env={**os.environ, "PYTHON": str(program), **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = bash(tmp_path / "script.sh", PYTHON=str(program), **variables)
         asked = (tmp_path / "asked").read_text().splitlines()
         return done.returncode, [" ".join(line.split()[3:]) for line in asked], done.stderr
 
@@ -64,10 +64,8 @@ def run(tmp_path):
 
 def test_finished_steps_are_skipped(run, tmp_path):
     code, asked, _ = run()
-    assert (code, asked) == (
-        0,
-        ["limit=1 results_dir=results/one", "", "limit=2 results_dir=results/two"],
-    )
+    assert code == 0
+    assert asked == ["limit=1 results_dir=results/one", "", "limit=2 results_dir=results/two"]
     assert (tmp_path / "results" / "one" / "after.json").read_text() == '{"made": true}\n'
     code, asked, said = run()
     assert (code, asked) == (0, []) and said.count("finished before") == 3
@@ -102,10 +100,7 @@ def test_extra_options_and_a_results_folder_are_added(run):
 
 def commands(*script, **variables) -> list[list[str]]:
     """The words of each `ouroboros` command that a script gives."""
-    environment = {**os.environ, "DRY": "1", "DATA": "data", **variables}
-    done = subprocess.run(
-        ["bash", *script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = bash(*script, check=True, **{"DRY": "1", "DATA": "data", **variables})
     lines = (line.partition(" -m ouroboros ")[2] for line in done.stdout.splitlines())
     return [line.split() for line in lines if line]
 
@@ -116,7 +111,7 @@ def test_all_runs_every_script():
 
 
 def test_a_table_that_is_not_known_is_refused():
-    done = subprocess.run(["bash", ALL, "nothing"], capture_output=True, text=True, check=False)
+    done = bash(ALL, "nothing")
     assert done.returncode == 2 and "no table nothing: choose from equality" in done.stderr
 
 
@@ -177,24 +172,12 @@ def test_all_stages_are_printed_before_any_has_run(tmp_path):
 )
 def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said):
     stage, common = tmp_path / "stage.sh", ROOT / "scripts" / "gpu" / "common.sh"
-    lines = [
-        "LIMIT_S=1",
-        f"source {common}",
-        f"cd {tmp_path}",
-        f"step stage done {command}",
-        "finish",
-    ]
-    stage.write_text("\n".join(lines))
+    lines = ["LIMIT_S=1", f"source {common}", f"cd {tmp_path}", f"step stage done {command}"]
+    stage.write_text("\n".join([*lines, "finish"]))
     (tmp_path / "results" / "compiled").mkdir(parents=True)
     for name, size in (("most", 5 << 20), ("more", (5 << 20) + 1)):
         (tmp_path / "results" / "compiled" / name).write_bytes(bytes(size))
-    done = subprocess.run(
-        ["bash", stage],
-        env={**os.environ, "OUT": str(tmp_path / "away"), "RESULTS": "results"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = bash(stage, OUT=str(tmp_path / "away"), RESULTS="results")
     assert done.returncode == code and said in done.stderr
     with tarfile.open(tmp_path / "away" / "stage.tar.gz") as archive:
         names = archive.getnames()
@@ -214,14 +197,7 @@ def test_a_machine_without_packages_installs_the_wheels_or_names_them(tmp_path):
     program.chmod(0o755)
 
     def stage() -> str:
-        done = subprocess.run(
-            ["bash", "preflight.sh"],
-            cwd=tmp_path / "scripts" / "gpu",
-            env={**os.environ, "PYTHON": str(program)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = bash("preflight.sh", cwd=tmp_path / "scripts" / "gpu", PYTHON=str(program))
         assert done.returncode == 1
         return done.stderr
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from measured import sample, step
+from measured import chain, sample, step
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN
@@ -14,10 +14,6 @@ from ouroboros.tuning.advise import Prediction, acceptance_for, break_even, chai
 COSTS = Costs(
     Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0, PLAIN: 0.0}, prefill_ms=30.0
 )
-
-
-def chain(drafted: int, accepted: int):
-    return step(drafted, accepted, draft_calls=drafted, times=(0, 0, 0))
 
 
 def test_a_step_is_verification_drafting_and_host_and_the_first_holds_the_prefill():
@@ -94,11 +90,7 @@ GREEDY = [sample(name, "greedy", [step(0, 0, times=(0, 1.0, 0))] * 9, wall_s=9.0
             0,
             "a step costs 2.60 greedy steps (a draft of 5.0 tokens 1.50, a target",
         ),
-        (
-            (1.5, 1.0, 0.1),
-            0,
-            "gives 2.00 tokens; it breaks even at an acceptance rate of 0.64",
-        ),
+        ((1.5, 1.0, 0.1), 0, "gives 2.00 tokens; it breaks even at an acceptance rate of 0.64"),
         ((1.5, 1.0, 0.1), 0, "0.64; here it is 0.51; 58 % of the time is drafting"),
         ((6.0, 1.0, 0.0), 0, "a draft of 5.0 tokens can never give 7.00 tokens"),
         ((0.5, 1.0, 0.0), 13, "only its first step is slower than greedy's, 14.0 times"),

@@ -4,13 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from measured import greedy_and_fast, sample, step
+from measured import FAST, GREEDY, sample, step
 
 from ouroboros.bench.metrics import METRICS, intervals
 from ouroboros.bench.metrics.intervals import Interval, pooled
 from ouroboros.bench.metrics.sample import sample_frame
-
-GREEDY, FAST = greedy_and_fast()
 
 
 def speedup(baseline, samples, *amount, **options):

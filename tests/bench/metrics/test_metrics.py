@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import measured
 import pytest
 from bench_models import tiny_llama
-from measured import greedy_and_fast, sample, step
+from measured import sample, step
 
 from ouroboros import CachedModel
 from ouroboros.bench.metrics import METRICS
@@ -173,7 +174,7 @@ def test_scores_have_intervals():
 
 
 def test_a_metric_without_what_it_needs_is_unavailable():
-    greedy, fast = greedy_and_fast()
+    greedy, fast = measured.GREEDY, measured.FAST
     row = METRICS.measure(fast, greedy=greedy)
     assert list(row) == list(METRICS)
     assert row["latency_speedup"].value == pytest.approx(2.5)

@@ -17,7 +17,7 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
-from tiny import mostly_slow
+from tiny import SIZES, mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, of_folder, read_recording
@@ -32,9 +32,6 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import Costs
 from ouroboros.tree import TokenTree
 
-SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
-LOOK = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
-
 
 def letters(stop=()) -> TextTask:
     prompts = (("abcdefgh"[i:] + "xyz"[: i % 4]) * 3 for i in range(5))
@@ -48,17 +45,17 @@ def decoders(draft: CachedModel) -> dict:
         "adaptive": lambda: PromptLookup(max_ngram_size=2, num_tokens=9, adaptive=True),
         "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True, state="task"),
         "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
-        "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
+        "pool_only": lambda: Lookahead(**{**SIZES, "window_size": 0}),
         "unlearning": lambda: Ouroboros(draft, recycle=False, guard=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
-        "lookahead": lambda: Lookahead(**LOOK),
+        "lookahead": lambda: Lookahead(**SIZES),
         "ouroboros": lambda: Ouroboros(draft, runners_up=False, guard=False),
         "carrying": lambda: Ouroboros(draft, runners_up=False, pool_state="task", guard=False),
-        "paper": lambda: OuroborosPaper(draft, **SIZES),
+        "paper": lambda: OuroborosPaper(draft, gamma=4, **SIZES),
     }
 
 
@@ -121,11 +118,7 @@ def test_a_long_prompt_takes_the_forward_passes_of_the_recorded_engine(tmp_path,
 
 
 HOT = Sampling(seed=5, temperature=1.2, top_k=50)
-
-
 PENALIZED = Sampling(repetition_penalty=1.3)
-
-
 LIVE = list(product((Sampling(), HOT, PENALIZED), (1, 7, 40)))
 
 
@@ -208,7 +201,7 @@ class Sly(Speculative):
 
 REFUSED = {
     "HFGenerate is another engine": lambda draft: HFGenerate(),
-    "^Lookahead learns from .*record_predictions=true": lambda draft: Lookahead(**LOOK),
+    "^Lookahead learns from .*record_predictions=true": lambda draft: Lookahead(**SIZES),
     "^Ouroboros learns from .*record_predictions=true": Ouroboros,
     "TokenRecycling learns from the target's 8 best tokens": lambda draft: TokenRecycling(),
     "Racer learns from the target's 8 best tokens": lambda draft: Racer(),
@@ -240,7 +233,7 @@ def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
         replay_run(Greedy(), runs, runs.runs[0], max_new=41)
     some = replace(runs.runs[0], predictions={(1, (2,)): 3})
     with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
-        replay_run(Lookahead(**LOOK), replace(runs, runs=[some]), some)
+        replay_run(Lookahead(**SIZES), replace(runs, runs=[some]), some)
     with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
         from_folder(folder, lambda example, repeat: [1])
 
@@ -259,11 +252,7 @@ def test_texts_of_another_engine_are_read(pair, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [
-        ("", "is empty"),
-        ("not json", "line 1: not JSON"),
-        ('{"prompt": "a"}', "line 1: give"),
-    ],
+    [("", "is empty"), ("not json", "line 1: not JSON"), ('{"prompt": "a"}', "line 1: give")],
 )
 def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     path = tmp_path / "x.jsonl"

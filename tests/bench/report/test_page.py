@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from measured import RUN, greedy_and_fast, measured, measured_trees, sample, step, write_run
+from measured import FAST, GREEDY, RUN, measured, measured_trees, sample, step, write_run
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -17,9 +17,8 @@ PAIR = {**RUN["model"], "target": "reference/target"}
 
 
 def test_a_page_holds_everything_and_loads_nothing(tmp_path):
-    greedy, fast = greedy_and_fast()
     failed = sample("<b>", "fast", [], error="ValueError: </script>", wall_s=0.0, ttft_s=None)
-    write_run(tmp_path / "main", {**RUN, "model": PAIR}, [*greedy, *fast, failed])
+    write_run(tmp_path / "main", {**RUN, "model": PAIR}, [*GREEDY, *FAST, failed])
     assert main(["report", str(tmp_path / "main")]) == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)

@@ -5,31 +5,21 @@ from functools import partial
 
 import numpy as np
 import pytest
-from measured import RUN, greedy_and_fast, sample, step, write_run
+from measured import measured, sample, step
 
 from ouroboros.bench.report import plots, style
-from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.style import SOURCES, decoder_marks
 from ouroboros.bench.report.summary import summarise
 
-ROWS = [row for pair in greedy_and_fast() for row in pair]
 PLOTS = [
     *(partial(plots.bars, metrics=plots.SPEED), partial(plots.bars, metrics=plots.COST)),
     plots.source_shares,
 ]
 
 
-@pytest.fixture
-def summary_of(tmp_path):
-    """Return the summary of a run of these samples."""
-
-    def made(rows=ROWS, **facts):
-        path = tmp_path / str(len(list(tmp_path.iterdir())))
-        write_run(path, {**RUN, **facts}, rows)
-        (path / "samples.jsonl").touch()
-        return summarise(load(path))
-
-    return made
+@pytest.fixture(scope="module")
+def summary():
+    return summarise(measured())
 
 
 def without_limits(summary):
@@ -37,8 +27,8 @@ def without_limits(summary):
     return replace(summary, frame=summary.frame.assign(**dict.fromkeys(hidden, np.nan)))
 
 
-def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
-    (axes,) = plots.bars(summary_of(), plots.SPEED).axes
+def test_bars_are_in_the_order_of_the_table_and_labelled(summary):
+    (axes,) = plots.bars(summary, plots.SPEED).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["greedy", "fast"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.0, 2.5])
     assert axes.texts[1].get_text() == "2.50x · 1.2 tok/s"
@@ -46,12 +36,11 @@ def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-def test_an_empty_run_has_no_plots(summary_of, plot):
-    assert plot(summary_of([])) is None
+def test_an_empty_run_has_no_plots(plot):
+    assert plot(summarise(measured([]))) is None
 
 
-def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
-    summary = summary_of()
+def test_intervals_are_error_bars_only_where_they_are_known(summary):
     reach = style.reach(summary.frame.loc[["fast"]], "latency_speedup")
     assert reach.ravel().tolist() == pytest.approx([0.5, 0.5])
     bare = without_limits(summary)
@@ -60,20 +49,20 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
     assert plots.bars(bare, plots.SPEED).axes[0].get_xlim()[1] > 2.5
 
 
-def test_acceptance_by_position(summary_of):
-    assert plots.acceptance_by_position(summary_of()) is None  # too few steps
+def test_acceptance_by_position(summary):
+    assert plots.acceptance_by_position(summary) is None  # too few steps
     many = [sample("a", "fast", [step(2, 1)] * 12), sample("a", "greedy", [step(0, 0)] * 24)]
-    (axes,) = plots.acceptance_by_position(summary_of(many)).axes
+    (axes,) = plots.acceptance_by_position(summarise(measured(many))).axes
     assert axes.lines[0].get_ydata().tolist() == [1.0, 0.0]
 
 
-def test_a_sweep_is_drawn_to_scale_or_in_order(summary_of):
-    one = summary_of()
-    figure = plots.sweep_lines("gamma", [8, 2, 4], [one] * 3)
+def test_a_sweep_is_drawn_to_scale_or_in_order(summary):
+    figure = plots.sweep_lines("gamma", [8, 2, 4], [summary] * 3)
     assert figure.axes[0].get_xticks().tolist() == [2, 4, 8] and len(figure.axes) == 2
-    words = plots.sweep_lines("state", ["warm", None, "cold"], [without_limits(one)] * 3).axes[0]
+    runs = [without_limits(summary)] * 3
+    words = plots.sweep_lines("state", ["warm", None, "cold"], runs).axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["warm", "None", "cold"]
-    assert plots.sweep_lines("gamma", [2, 2], [one] * 2) is None
+    assert plots.sweep_lines("gamma", [2, 2], [summary] * 2) is None
 
 
 def test_marks_do_not_depend_on_the_order_of_decoders():
@@ -85,8 +74,7 @@ def test_marks_do_not_depend_on_the_order_of_decoders():
 
 
 @pytest.mark.slow
-def test_a_figure_is_the_same_bytes_each_time(summary_of, tmp_path):
-    summary = summary_of()
+def test_a_figure_is_the_same_bytes_each_time(summary, tmp_path):
     one, two = (style.inline_svg(plots.bars(summary, plots.SPEED)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
     style.save(plots.bars(summary, plots.SPEED), tmp_path / "x.png", tmp_path / "x.svg")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from measured import RUN, greedy_and_fast, measured, sample, three_decoders, write_run
+from measured import COSTS, FAST, GREEDY, RUN, TOY, measured, sample, three_decoders, write_run
 
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.gather import load
@@ -14,10 +14,6 @@ from ouroboros.bench.report.summary import audit_cell, interval_of, summarise
 from ouroboros.bench.report.tables import run_tables, terminal_tables
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
-
-COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
-TOY = CostModel(COSTS, "the costs 'toy'")
-GREEDY, FAST = greedy_and_fast()
 
 
 def to_markdown(summary):

@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,7 @@ from ouroboros.baselines.hf import HFGenerate
 from tiny import mostly_slow
 
 from ouroboros import CachedModel, Ouroboros
-from ouroboros.audit.report import (
-    Row,
-    audit_markdown,
-    control_table,
-    tally,
-    verdict,
-    verdict_table,
-)
+from ouroboros.audit.report import Row, audit_markdown, control_table, tally, verdict, verdict_table
 from ouroboros.bench.run import audit as auditing
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
@@ -50,6 +44,22 @@ def run(job: Bench, path) -> ResultsFolder:
     folder = started(job, path, facts={"decoders": list(job.decoders)})
     folder.save_run(folder.load_run(), status="finished")
     return folder
+
+
+@pytest.fixture(scope="module")
+def finished(pair, tmp_path_factory):
+    return run(job_of(pair), tmp_path_factory.mktemp("finished")).path
+
+
+@pytest.fixture
+def job(pair) -> Bench:
+    return job_of(pair)
+
+
+@pytest.fixture
+def folder(finished, tmp_path) -> ResultsFolder:
+    """A copy of the folder of a finished run of `job`."""
+    return ResultsFolder(copytree(finished, tmp_path, dirs_exist_ok=True))
 
 
 def audited(job: Bench, folder: ResultsFolder, *, controls: bool = False):
@@ -104,9 +114,7 @@ BUGS = {
 @pytest.mark.parametrize(
     "name", mostly_slow(BUGS, quick=["another token", "truncated at a stop", "missing"])
 )
-def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
-    job = job_of(pair)
-    folder = run(job, tmp_path)
+def test_what_is_wrong_or_missing_is_a_bug(job, folder, name):
     tamper(folder, "ouroboros", BUGS[name])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == ["BUG", "BUG"]
@@ -140,9 +148,8 @@ def test_exact_calls_leave_no_ties_to_decoders_of_this_engine(tmp_path, exact, o
     assert told is exact and verdicts(rows, "greedy") == ["reference"]
 
 
-def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(pair, tmp_path):
-    job = job_of(pair)
-    folder, words = run(job, tmp_path), "ValueError: the prompt has 9 tokens, the context is 8"
+def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(job, folder):
+    words = "ValueError: the prompt has 9 tokens, the context is 8"
 
     def failing(reason):
         return lambda s: replace(s, new_tokens=(), error=reason) if s.example == "p0" else s
@@ -162,18 +169,14 @@ def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(pair, tmp_pat
         assert verdicts(audited(job, folder), name)[0] == "BUG"
 
 
-def test_an_unfinished_run_is_judged_by_what_is_there(pair, tmp_path):
-    job = job_of(pair)
-    folder = run(job, tmp_path)
+def test_an_unfinished_run_is_judged_by_what_is_there(job, folder):
     folder.save_run(folder.load_run(), status="interrupted")
     tamper(folder, "ouroboros", BUGS["missing"])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == [] and verdicts(rows, "classic") == ["identical"] * 2
 
 
-def test_without_plain_decodings_text_nothing_is_judged(pair, tmp_path):
-    job = job_of(pair)
-    folder = run(job, tmp_path)
+def test_without_plain_decodings_text_nothing_is_judged(job, folder, tmp_path):
     tamper(folder, "greedy", BUGS["failed"])
     rows = audited(job, folder)
     assert verdicts(rows, "greedy") == ["BUG"] * 2
@@ -181,8 +184,7 @@ def test_without_plain_decodings_text_nothing_is_judged(pair, tmp_path):
     assert load_audit(ResultsFolder(tmp_path / "nowhere")) == []
 
 
-def test_a_run_without_plain_decoding_has_no_audit(pair, tmp_path):
-    job = job_of(pair)
+def test_a_run_without_plain_decoding_has_no_audit(job, tmp_path):
     job.decoders = {"ouroboros": job.decoders["ouroboros"]}
     assert audited(job, run(job, tmp_path)) == []
 
@@ -210,11 +212,8 @@ def test_the_share_that_differs_is_of_the_completions_that_were_compared():
     assert [cell.strip() for cell in cells[4:9]] == ["6", "3", "1", "0", "25.0 %"]
 
 
-def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkeypatch):
-    job = job_of(pair)
-    folder = run(job, tmp_path)
-    asked = []
-    lacking = auditing._lacking_bytes
+def test_too_large_a_model_is_not_judged_where_it_differs(job, folder, monkeypatch):
+    asked, lacking = [], auditing._lacking_bytes
     monkeypatch.setattr(
         auditing, "_lacking_bytes", lambda target: asked.append(1) or lacking(target)
     )
@@ -231,23 +230,18 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
 
 
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), ("another token", 1)])
-def test_the_commands_exit_code(pair, tmp_path, monkeypatch, bug, code):
+def test_the_commands_exit_code(job, folder, finished, tmp_path, monkeypatch, bug, code):
     def by_command(folder):
         return command.audit(Namespace(folder=folder.path, overrides=[]))
 
-    job, report = job_of(pair), SimpleNamespace(facts=SimpleNamespace(title="a title"))
-    folder = run(job, tmp_path)
+    report = SimpleNamespace(facts=SimpleNamespace(title="a title"))
     if bug is not None:
         tamper(folder, "ouroboros", BUGS[bug])
     monkeypatch.setattr(command, "rebuild", lambda config, overrides: job)
     monkeypatch.setattr(command, "make_report", lambda folder: report)
     found, document = by_command(folder)
-    assert (
-        found == code
-        and document["bugs"] == (2 if code else 0)
-        and (tmp_path / "audit.md").exists()
-    )
+    assert (found, document["bugs"]) == (code, 2 * code) and (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
     assert by_command(folder)[0] == 1
     monkeypatch.setattr(auditing, "BYTES_PER_WEIGHT", 10**12)
-    assert by_command(run(job, tmp_path / "clean"))[0] == 2
+    assert by_command(ResultsFolder(copytree(finished, tmp_path / "clean")))[0] == 2

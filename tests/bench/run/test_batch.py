@@ -18,7 +18,7 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
-from tiny import mostly_slow
+from tiny import SIZES, mostly_slow
 
 from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
@@ -30,7 +30,6 @@ from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, proposed
 from ouroboros.select import argmax
 
-SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 PROMPTS = ["abcab", "x", "hello hello", "q" * 40, "zyx zyx zyx", "defdef", "1"]
 
 
@@ -96,10 +95,11 @@ def test_the_audit_holds_each_row_against_its_prompt_alone(pair, tmp_path, sampl
     alone: a batch whose rows are all wrong in the same way is a bug too."""
     made = {name: decoders(pair[1])[name] for name in ("greedy", "speculative", "ouroboros")}
     job_ = job(pair, made, sampling=sampling, batch_size=3, refill=True)
+    folder = ran(job_, tmp_path, facts={"decoders": list(made)})
+    folder.save_run(folder.load_run(), status="finished")
+    samples = folder.load_samples()
     for wrong, expected in ((None, "identical"), ("speculative", "BUG"), ("every", "BUG")):
-        folder = ran(job_, tmp_path / str(wrong), facts={"decoders": list(made)})
-        folder.save_run(folder.load_run(), status="finished")
-        rows = [s.to_dict() for s in folder.load_samples()]
+        rows = [s.to_dict() for s in samples]
         for row in rows:
             if row["example"] == "p4" and wrong in (row["decoder"], "every"):
                 new = row["new_tokens"]

@@ -77,10 +77,7 @@ def test_wrong_values_are_named(path, value, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"gama": 3},
-            r"decoder\.x has no option 'gama'; choose from draft, max_nodes",
-        ),
+        ({"gama": 3}, r"decoder\.x has no option 'gama'; choose from draft, max_nodes"),
         ({"max_nodes": "x"}, r"decoder\.x\.max_nodes=x: give a whole number"),
         ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
         ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),

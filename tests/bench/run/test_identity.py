@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ouroboros.bench.run import identity as module
+from ouroboros.bench.run import identity
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import (
-    code_files,
-    content_hash,
-    describe,
-    file_hashes,
-    git_state,
-    identity,
-    provenance,
-    without_paths,
-)
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 
@@ -46,34 +36,35 @@ def config(tmp_path) -> RunConfig:
     "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
 )
 def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
-    before = describe(config, [])["contents"]
+    before = identity.describe(config, [])["contents"]
     (tmp_path / "target" / "README.md").write_text("no part of the model")
-    assert describe(config, [])["contents"] == before
+    assert identity.describe(config, [])["contents"] == before
     (tmp_path / name).write_text("other")
-    assert describe(config, [])["contents"] != before
+    assert identity.describe(config, [])["contents"] != before
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
     ids = {"model.target": "some/model", "model.draft": None}
     cold = {"decoder.ouroboros.pool": None, "decoder.ouroboros.pool_state": "cold"}
-    assert list(file_hashes(config.replaced({**ids, **cold}))) == ["task.path"]
+    assert list(identity.file_hashes(config.replaced({**ids, **cold}))) == ["task.path"]
     gguf = str(config.files()["task.path"])
     peer = {"_target_": "ouroboros.baselines.llama_cpp.LlamaCpp", "path": gguf}
-    assert "decoder.peer.path" in file_hashes(config.replaced({"decoder.peer": peer}))
+    assert "decoder.peer.path" in identity.file_hashes(config.replaced({"decoder.peer": peer}))
     shipped = config.replaced({"model.target": "reference/target", "task.path": "examples"})
-    assert "model.target" in file_hashes(shipped) and "task.path" not in file_hashes(shipped)
+    found = identity.file_hashes(shipped)
+    assert "model.target" in found and "task.path" not in found
 
 
 def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
+    monkeypatch.setattr(identity, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(identity, "SAMPLE_BYTES", 10)
     files = [tmp_path / name for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
     for file in files:
         file.write_bytes(bytes(1000))
-    assert content_hash(files[0]) == content_hash(files[1])
+    assert identity.content_hash(files[0]) == identity.content_hash(files[1])
     for at in (0, 995):
         files[2].write_bytes(bytes(at) + b"x" + bytes(999 - at))
-        assert content_hash(files[2]) != content_hash(files[0])
+        assert identity.content_hash(files[2]) != identity.content_hash(files[0])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,7 @@ def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts)
 
 
 def test_the_sources_are_all_files_that_samples_depend_on():
-    files = {path.as_posix() for path in code_files()}
+    files = {path.as_posix() for path in identity.code_files()}
     tasks = ("tasks/gsm8k.py", "tasks/examples/gsm8k.jsonl", "tasks/templates.yaml")
     run = ("run/run.py", "run/config.py", "run/tree_recorder.py", "run/loop.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
@@ -112,18 +103,18 @@ def test_the_sources_are_all_files_that_samples_depend_on():
 
 
 def test_provenance_names_versions_and_machine_but_no_host():
-    found = provenance()
+    found = identity.provenance()
     assert found["versions"]["torch"] and found["machine"]["cores"] >= 1
     assert json.loads(json.dumps(found)) == found
     assert platform.node() not in json.dumps(found)
-    assert git_state(Path("/")) is None
+    assert identity.git_state(Path("/")) is None
 
 
 def test_identities_ignore_order_and_messages_drop_paths(tmp_path):
-    assert identity({"a": 1, "b": 2}, "x") == identity({"b": 2, "a": 1}, "x")
-    assert identity({"a": 1}) != identity({"a": 2})
+    assert identity.identity({"a": 1, "b": 2}, "x") == identity.identity({"b": 2, "a": 1}, "x")
+    assert identity.identity({"a": 1}) != identity.identity({"a": 2})
     (tmp_path / "pair").mkdir()
     shown = {"m": ["pair", "01-ai/Yi-34B"]}
-    assert without_paths({"m": [str(tmp_path / "pair"), "01-ai/Yi-34B"]}) == shown
+    assert identity.without_paths({"m": [str(tmp_path / "pair"), "01-ai/Yi-34B"]}) == shown
     told = "cannot read /etc/x/y: denied, see https://a.b/c/d"
-    assert without_paths(told) == "cannot read y: denied, see https://a.b/c/d"
+    assert identity.without_paths(told) == "cannot read y: denied, see https://a.b/c/d"

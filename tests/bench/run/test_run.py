@@ -6,35 +6,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bench_models import run_config
 
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import SAMPLES
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import rebuild, run
-from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.engine import prepack
 
 
 @pytest.fixture
 def config(saved) -> RunConfig:
     target, draft = str(saved / "target"), str(saved / "draft")
-    return RunConfig(
-        model=PairSpec("tiny", target, draft, dtype="float32"),
-        task=TaskSpec("prompts", {"path": "examples"}, limit=2),
-        decoder={
-            "greedy": {"_target_": "ouroboros.baselines.Greedy"},
-            "speculative": {
-                "_target_": "ouroboros.baselines.Speculative",
-                "draft": draft,
-                "gamma": 3,
-            },
-        },
-        max_new=6,
-        timing=False,
-        threads=1,
-        results_dir=str(saved / "run"),
-    )
+    speculative = {"_target_": "ouroboros.baselines.Speculative", "draft": draft, "gamma": 3}
+    decoders = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}, "speculative": speculative}
+    pair = PairSpec("tiny", target, draft, dtype="float32")
+    return run_config(saved, model=pair, decoder=decoders, max_new=6)
 
 
 def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path):

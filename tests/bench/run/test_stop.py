@@ -4,11 +4,12 @@ import random
 
 import pytest
 from bench_models import EOS, TextTask, bench_of, byte_tokenizer
+from measured import step
 from ouroboros.baselines import PromptLookup, Speculative
 
 from ouroboros.bench.run.loop import StopStrings, text_of
 from ouroboros.decode import RootOnly
-from ouroboros.trace import DecodeTrace, StepRecord, cut
+from ouroboros.trace import DecodeTrace, cut
 
 TOKENIZER = byte_tokenizer()
 STOP = ("\ndef", "ab\n", "é")
@@ -49,16 +50,11 @@ def test_a_special_token_may_be_a_stop_string():
 
 
 def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():
-    def step(new: int, accepted: int) -> StepRecord:
-        return StepRecord(4, 5, accepted, new, 4, (*["draft"] * accepted, "target")[:new], 0, 0, 0)
-
-    trace = DecodeTrace([9, 1, 2, 3, 4, 5, 6], 1, [step(2, 1), step(3, 2), step(1, 0)])
+    trace = DecodeTrace([9, 1, 2, 3, 4, 5, 6], 1, [step(4, 1), step(4, 2), step(4, 0)])
     short = cut(trace, 4)
     assert short.new_tokens == [1, 2, 3, 4] and short.finish == "stop"
-    assert [(s.new, s.accepted, s.sources) for s in short.steps] == [
-        (2, 1, ("draft", "target")),
-        (2, 1, ("draft", "draft")),
-    ]
+    sources = [("draft", "target"), ("draft", "draft")]
+    assert [(s.new, s.accepted, s.sources) for s in short.steps] == [(2, 1, s) for s in sources]
     assert cut(trace, 2).steps == trace.steps[:1]
 
 

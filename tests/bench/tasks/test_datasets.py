@@ -4,7 +4,6 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
-import datasets
 import pytest
 
 from ouroboros.bench.tasks.cnndm import CNNDM
@@ -47,7 +46,7 @@ def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypat
         asked.append((*names, options["revision"]))
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr("datasets.load_dataset", offline)
     made = task(revision="abc123")
     with pytest.raises(ValueError, match=r"from the hub \(ConnectionError\).*task\.path") as caught:
         made.load()
@@ -57,7 +56,7 @@ def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypat
 
 def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
     rows = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "1 + 2?"}]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows)
+    monkeypatch.setattr("datasets.load_dataset", lambda *names, **options: rows)
     with pytest.raises(ValueError, match=r'openai/gsm8k, row 1: its field "answer"'):
         GSM8K().load()
 
@@ -141,10 +140,8 @@ def test_gsm8k_scores_the_final_number_before_the_next_question():
 
 
 def test_gsm8k_wordings():
-    prompts = {
-        name: GSM8K(path="examples", template=name).load()[0].prompt
-        for name in ("plain", "chat", "paper-yi", "paper-llama2")
-    }
+    names = ("plain", "chat", "paper-yi", "paper-llama2")
+    prompts = {name: GSM8K(path="examples", template=name).load()[0].prompt for name in names}
     assert prompts["plain"].count("\nThe answer") == 0
     assert prompts["plain"].count("The answer is") == 8 == prompts["paper-yi"].count("The answer")
     assert prompts["plain"].startswith("Question: There are 15 trees")

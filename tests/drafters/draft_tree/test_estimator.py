@@ -7,14 +7,8 @@ import pytest
 from growing_texts import chain_text, growth
 from scipy.special import softmax
 
-from ouroboros.drafters.draft_tree.candidates import (
-    MAX_DRAFT_ODDS,
-    MAX_MARGIN,
-    Weights,
-    gumbel_of,
-    list_options,
-    position_key,
-)
+from ouroboros.drafters.draft_tree import candidates
+from ouroboros.drafters.draft_tree.candidates import MAX_DRAFT_ODDS, MAX_MARGIN, Weights
 from ouroboros.drafters.draft_tree.phrase_index import fill_path
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES
 from ouroboros.select import gumbel
@@ -30,7 +24,7 @@ def options(grown, ids, scores, shares) -> dict[int, dict[str, float]]:
     s, ranks = grown.state, len(ids)
     s.ranked[0, :ranks], s.ranked_score[0, :ranks], s.ranked_share[0, :ranks] = ids, scores, shares
     fill_path(s, 0)
-    list_options(s, grown.memory, 0, ranks)
+    candidates.list_options(s, grown.memory, 0, ranks)
     rows = zip(s.option_token[: s.options].tolist(), s.features.tolist(), strict=False)
     return {token: dict(zip(DRAFT_FEATURES, row, strict=True)) for token, row in rows}
 
@@ -90,9 +84,9 @@ def test_what_the_draft_does_not_rank_counts_against_its_first():
 
 def test_the_temperature_is_a_feature_alone_and_with_others():
     found = features(0.4, seed=7)
-    key = position_key(7, len(TEXT))
+    key = candidates.position_key(7, len(TEXT))
     assert found["temperature"] == 0.4
-    assert found["temperature x noise"] == pytest.approx(0.4 * gumbel_of(key, FIRST))
+    assert found["temperature x noise"] == pytest.approx(0.4 * candidates.gumbel_of(key, FIRST))
     for name in ("log-odds of the share", "log2(1 + match)"):
         assert found[f"temperature x {name}"] == pytest.approx(0.4 * found[name])
     assert found["log2(1 + match)"] > 0 and features(0.4)["temperature x noise"] == 0
@@ -125,8 +119,8 @@ def test_earlier_texts_alone_are_a_feature():
 @pytest.mark.parametrize("position", [0, 7, 4095])
 def test_the_noise_of_a_token_is_the_samplers(seed, position):
     row = gumbel(seed, [position], 300, "cpu")[0].numpy()
-    key = position_key(seed, position)
-    assert [np.float32(gumbel_of(key, token)) for token in range(300)] == row.tolist()
+    key = candidates.position_key(seed, position)
+    assert [np.float32(candidates.gumbel_of(key, token)) for token in range(300)] == row.tolist()
 
 
 def test_weights_are_read_back(tmp_path):

@@ -7,20 +7,8 @@ import pytest
 from growing_texts import chain_text, drafts, growth, path_of, step
 from tiny import mostly_slow
 
+from ouroboros.drafters.draft_tree import grow
 from ouroboros.drafters.draft_tree.candidates import Weights
-from ouroboros.drafters.draft_tree.grow import (
-    BEYOND_MATCH,
-    CALL_FACTOR,
-    CHAIN_HITS,
-    EXPECTED,
-    MAX_PHRASE_HITS,
-    MIN_REACH,
-    MIN_WORTH,
-    TREE_DECAY,
-    make_node,
-    plan_draft_call,
-    tokens_per_cost,
-)
 from ouroboros.drafters.draft_tree.state import SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 
@@ -37,7 +25,8 @@ def all_paths(grown, node=0, path=(), reach=1.0):
         below = reach * float(s.child_prob[node, j])
         if below >= s.floor:
             if s.child_node[node, j] < 0:
-                s.child_node[node, j] = make_node(s, grown.memory, s.child_token[node, j], node)
+                token = s.child_token[node, j]
+                s.child_node[node, j] = grow.make_node(s, grown.memory, token, node)
             tokens = (*path, int(s.child_token[node, j]))
             found += all_paths(grown, int(s.child_node[node, j]), tokens, below)
     return found
@@ -71,21 +60,21 @@ def test_what_is_verified_pays_best(slope, trust):
     s.trust = trust
     size = len(grown.proposal())
     reach = np.cumsum(s.reach[s.order[: s.tree_size]]) - 1
-    worth = trust * reach - tokens_per_cost(s) * s.verify_cost[1 : s.tree_size + 1]
+    worth = trust * reach - grow.tokens_per_cost(s) * s.verify_cost[1 : s.tree_size + 1]
     assert worth[size - 1] == pytest.approx(max(worth))
     assert slope or size == s.tree_size
 
 
 def best_worth(s, nodes) -> float:
     """What the best number of nodes is worth, each (reached with p, there with a chance)."""
-    found = -tokens_per_cost(s) * float(s.verify_cost[1])
+    found = -grow.tokens_per_cost(s) * float(s.verify_cost[1])
     value, size = 0.0, 1.0
     for reached, there in sorted(nodes, key=lambda node: -node[0]):
         value, size = value + s.trust * reached * there, size + there
         if size > s.max_nodes:
             break
         cost = np.interp(size, range(1, SIZES), s.verify_cost[1:SIZES])
-        found = max(found, value - tokens_per_cost(s) * float(cost))
+        found = max(found, value - grow.tokens_per_cost(s) * float(cost))
     return found
 
 
@@ -97,12 +86,12 @@ def chain_worth(s) -> float:
         above.append(float(s.reach[node]))
         node = int(s.parent[node])
     hits = s.draft_hits / s.draft_trials
-    hits += CHAIN_HITS * (1 - hits)
+    hits += grow.CHAIN_HITS * (1 - hits)
     found = [-np.inf]
     for length in range(1, min(int(s.max_depth) - depth, SIZES - 2 - len(above)) + 1):
         value = sum(above) + reach * sum(hits**k for k in range(1, length + 1))
         cost = s.verify_cost[1 + len(above) + length] + length * s.draft_cost[1]
-        found.append(float(s.trust * value - tokens_per_cost(s) * cost))
+        found.append(float(s.trust * value - grow.tokens_per_cost(s) * cost))
     return max(found[:48])
 
 
@@ -119,13 +108,14 @@ def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, ma
     for known in range(100, 112):
         s.accepted = s.expected * (1.0, 0.5)[known // 2 % 2]
         grown.begin(TEXT[:known], max_depth, 20)
-        share = MIN_WORTH * tokens_per_cost(s) * s.node_cost * s.expected / s.accepted
-        assert float(s.floor) == pytest.approx(max(MIN_REACH, share))
+        share = grow.MIN_WORTH * grow.tokens_per_cost(s) * s.node_cost * s.expected / s.accepted
+        assert float(s.floor) == pytest.approx(max(grow.MIN_REACH, share))
         if known % 2:
             s.phrase_hits = s.phrase_trials
-        count = plan_draft_call(s)
+        count = grow.plan_draft_call(s)
         tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.tree_size]]
-        finds, hits = s.finds / s.find_trials, min(s.phrase_hits / s.phrase_trials, MAX_PHRASE_HITS)
+        finds = s.finds / s.find_trials
+        hits = min(s.phrase_hits / s.phrase_trials, grow.MAX_PHRASE_HITS)
         worth, hoped = [0.0], list(tree)
         for node in s.order[: s.tree_size]:
             missing = 1 - float(max(s.child_prob[node, : s.children[node]], default=0.0))
@@ -137,8 +127,8 @@ def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, ma
             while reached > s.floor and missing > 0 and depth < max_depth:
                 hoped.append((reached, missing))
                 reached, depth = reached * hits, depth + 1
-            more = CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
-            worth.append(more - tokens_per_cost(s) * float(s.draft_cost[len(worth)]))
+            more = grow.CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
+            worth.append(more - grow.tokens_per_cost(s) * float(s.draft_cost[len(worth)]))
         if max(worth) <= 0:
             assert count == (chain_worth(s) > best_worth(s, tree) + 1e-12)
         else:
@@ -153,7 +143,7 @@ def test_the_draft_is_called_while_it_pays_and_scores_no_node_twice(call, called
     for draft in drafts(grown, TEXT[:200]):
         assert draft.logit_nodes == tuple(range(scored, len(draft)))
         scored = len(draft)
-    assert (scored > 0) == called and plan_draft_call(grown.state) == 0
+    assert (scored > 0) == called and grow.plan_draft_call(grown.state) == 0
 
 
 def test_no_call_for_nodes_that_cost_too_much_to_verify():
@@ -182,11 +172,11 @@ def test_accepted_tokens_are_compared_with_those_expected():
     assert 0 < held < len(tree) - 1
     grown.learn([-1] * len(tree), [0, 1])
     before = float(s.expected), float(s.accepted)
-    assert before == pytest.approx((EXPECTED + held, EXPECTED + 1))
+    assert before == pytest.approx((grow.EXPECTED + held, grow.EXPECTED + 1))
     grown.begin(TEXT[:122], 0, -1)
     assert len(grown.proposal()) == 1
     grown.learn([-1], [0])
-    after = [TREE_DECAY * value + (1 - TREE_DECAY) * EXPECTED for value in before]
+    after = [grow.TREE_DECAY * value + (1 - grow.TREE_DECAY) * grow.EXPECTED for value in before]
     assert [float(s.expected), float(s.accepted)] == pytest.approx(after)
 
 
@@ -247,7 +237,7 @@ def test_a_phrase_ends_soon_after_the_length_of_its_match(match):
     grower.set_costs([1.0], [1.0])
     grower.begin([*phrase, 99, *phrase[:match]], 60, -1)
     tree = grower.proposal()
-    assert max(tree.depths()) == match + BEYOND_MATCH
+    assert max(tree.depths()) == match + grow.BEYOND_MATCH
 
 
 def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
@@ -256,12 +246,12 @@ def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
         pass
     s = grown.state
     nodes = s.order[: s.tree_size]
-    assert s.depth[nodes].max() > s.longest_match[0] + BEYOND_MATCH
+    assert s.depth[nodes].max() > s.longest_match[0] + grow.BEYOND_MATCH
     for node in nodes:
         known = node
         while known > 0 and not s.scored[known]:
             known = s.parent[known]
-        assert s.depth[node] - s.depth[known] <= s.longest_match[known] + BEYOND_MATCH
+        assert s.depth[node] - s.depth[known] <= s.longest_match[known] + grow.BEYOND_MATCH
 
 
 def test_calls_that_pay_only_together_are_made():
@@ -274,6 +264,6 @@ def test_calls_that_pay_only_together_are_made():
         grown.begin(TEXT[:200], 20, -1)
         s.max_draft_depth, s.tokens, s.cost, s.draft_hits = 20, 1.6, 1.0, 0.95 * s.draft_trials
         s.finds = 0.05 * s.find_trials
-        assert plan_draft_call(s) == called
+        assert grow.plan_draft_call(s) == called
         s.shared_rate = 1.6
-        assert plan_draft_call(s) == 0
+        assert grow.plan_draft_call(s) == 0

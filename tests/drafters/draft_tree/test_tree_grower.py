@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from growing_texts import chain_text, growth, step
+from quick import mostly_slow
 
 from ouroboros import jit
 from ouroboros.drafters.draft_tree import state, tree_grower
@@ -21,14 +22,14 @@ for vocab, seed, nodes, children in ((12, None, 40, 3), (60, 7, 24, 3), (3, 1, 1
     for prompt, known in enumerate((1, 2, 40)):
         text = chain_text(200, vocab, seed=prompt)
         grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
-        until = known + 12
+        until = known + {tokens}
         while known < until:
             known += step(grown, text, known, vocab=vocab)
             print(grown.proposal())
 """
 
 
-def run(code: str = RUN, **variables: str) -> str:
+def run(code: str = RUN.format(tokens=12), **variables: str) -> str:
     """The output of Python code in a process of its own."""
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, **variables}
@@ -39,10 +40,12 @@ def run(code: str = RUN, **variables: str) -> str:
     return done.stdout
 
 
-def test_compiled_and_python_grow_the_same_trees(capsys):
-    in_python = run(NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="error::RuntimeWarning")
-    exec(RUN, {})
-    assert in_python.count("TokenTree") > 60 and capsys.readouterr().out == in_python
+@pytest.mark.parametrize("tokens", mostly_slow([12, 6], quick=[6]))
+def test_compiled_and_python_grow_the_same_trees(tokens, capsys):
+    code = RUN.format(tokens=tokens)
+    in_python = run(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="error::RuntimeWarning")
+    exec(code, {})
+    assert in_python.count("TokenTree") > 5 * tokens and capsys.readouterr().out == in_python
 
 
 @pytest.mark.slow
@@ -108,7 +111,7 @@ warm_up_jit()
 @pytest.mark.slow
 def test_real_caches_that_are_full_or_damaged(tmp_path):
     for full in (True, False, False):
-        run(CACHE_TRIAL.format(full=full) + RUN, NUMBA_CACHE_DIR=str(tmp_path))
+        run(CACHE_TRIAL.format(full=full) + RUN.format(tokens=12), NUMBA_CACHE_DIR=str(tmp_path))
 
 
 def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatch):

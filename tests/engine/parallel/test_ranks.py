@@ -19,13 +19,7 @@ from ouroboros.calls import alone
 from ouroboros.decode import decode, proposed
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import (
-    ProcessGroup,
-    RankLost,
-    Ranks,
-    all_succeed,
-    own_gpu,
-)
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed, own_gpu
 from ouroboros.engine.parallel.sharded import ShardedModel
 
 CASES = [(torch.float32, argmax), (torch.float64, Sampler(temperature=0.8, seed=3))]
@@ -90,10 +84,7 @@ def test_ranks_that_have_parted_find_it_out(size, tmp_path):
 
     def work():
         ranks = ProcessGroup.join()
-        for others in (
-            lambda: ranks.all_gather(bytes(size + 1)),
-            lambda: ranks.broadcast(None),
-        ):
+        for others in (lambda: ranks.all_gather(bytes(size + 1)), lambda: ranks.broadcast(None)):
             with pytest.raises(RankLost, match="no longer take the same steps"):
                 ranks.all_gather(bytes(size)) if ranks.rank else others()
         every = ranks.all_gather(bytes([ranks.rank]) * size)

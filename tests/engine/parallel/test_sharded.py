@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Speculative
-from tiny import RandomDrafter, gemma3, gpt2, llama, mistral, mostly_slow, noisy, plain, prompt_of
+from tiny import FAMILIES, RandomDrafter, llama, mostly_slow, noisy, plain, prompt_of
 from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
@@ -65,7 +65,7 @@ def scored(target, tree, prompt=PROMPT, choose=argmax):
 
 
 @pytest.mark.parametrize(("ranks", "split"), [(2, None), (4, 5)])
-@pytest.mark.parametrize("family", [llama, mistral, gemma3, gpt2], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_random_trees_and_partitions_are_lossless(family, ranks, split, monkeypatch):
     model = family()
     truth = plain(model, prompt_of(5), 20)
