@@ -134,6 +134,8 @@ def generate(
       rows. Rows are decoded one at a time if `decoder` is a `Drafter`, if `pool_state="task"`, or
       if a model cannot score several sequences per call (`CachedModel.why_not_together`).
     - `seed`: row i samples with `seed` + i; None uses torch's generator.
+    - `stopping_criteria`: called with one row after each new token; in a batch, each row after the
+      first has a shallow copy of each.
     - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
       in every call. Without it, rounding in half precision may swap two tokens of nearly equal
       logits.
@@ -308,9 +310,10 @@ class CustomGenerate:
         eos = frozenset(token for ids in ends for token in ids.tolist())
         pad, device = getattr(config, "_pad_token_tensor", None), input_ids.device
         max_new = max(1, min(lengths, default=config.max_length) - input_ids.shape[-1])
-        rows = []
+        rows: list[_Row] = []
         for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
-            rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], criteria, device, streamer))
+            met = [copy.copy(own) for own in criteria] if rows else criteria  # they may count calls
+            rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, device, streamer))
         options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
         models = acquire(self.target or model, self.draft, self.owner, **options)
         with models as (target, draft):
@@ -323,6 +326,7 @@ class CustomGenerate:
                     if config.do_sample and seed is None:
                         seed = int(torch.randint(1 << 62, ()))
                     batch: dict[str, Any] = {"padding": row.padding, "row": number, "eos": eos}
+                    batch["prompt_len"] = len(row.prompt)
                     processors = logits_processor, target.vocab_size
                     row.choose = token_selector(config, seed, *processors, **batch)
                     limits: dict[str, Any] = {"max_new": max_new, "eos": eos, "choose": row.choose}
@@ -443,7 +447,8 @@ def token_selector(
 ) -> TokenSelector:
     """Return the selector for a generation config and its logits `processors`, applied in
     transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
-    besides `WARPERS`. `batch` has the arguments `padding`, `row` and `eos` of `Processed`."""
+    besides `WARPERS`. `batch` has the arguments `padding`, `row`, `eos` and `prompt_len` of
+    `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax

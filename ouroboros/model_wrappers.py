@@ -140,7 +140,7 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
                 wrappers[role] = (wrappers[role][0], wrapper, needed)
         yield wrapper
     finally:
-        if attention != _attention(model):
+        if cached is None and attention != _attention(model):
             model.set_attn_implementation(attention)
         for module, mode in training:
             module.training = mode

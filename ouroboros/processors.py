@@ -40,7 +40,7 @@ class Processed(TokenSelector):
     - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
       to it for the processors
     - `padding`, `row`: in a batch, the left padding and the row number that processors see
-    - `eos`: end-of-sequence ids; a `prefix_allowed_tokens_fn` never sees a text with one
+    - `eos`, `prompt_len`: a `prefix_allowed_tokens_fn` never sees one of these ids after the prompt
 
     A processor of your own must set `reads_text_only = True`. Raises `ValueError` naming a
     processor that may keep state.
@@ -55,6 +55,7 @@ class Processed(TokenSelector):
         padding: Sequence[int] = (),
         row: int = 0,
         eos: Collection[int] = (),
+        prompt_len: int = 0,
     ) -> None:
         for processor in processors:
             name = type(processor).__name__
@@ -71,6 +72,8 @@ class Processed(TokenSelector):
         inner = (p.processor if isinstance(p, OneRow) else p for p in self.processors)
         functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in inner)
         self._constraints = [own for own in functions if isinstance(own, Constraint)]
+        for own in self._constraints:
+            own.begin = len(padding) + prompt_len
         self._encoder = [own for own in self.processors if "encoder_input_ids" in vars(own)]
         self.vocab = vocab
         self.padding = padding
@@ -119,6 +122,8 @@ class Constraint:
     """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
     that it forbids, or an end token, because it may fail then; drafts may contain such tokens."""
 
+    begin = 0  # where the prompt ends
+
     def __init__(self, allowed: Callable, row: int, eos: Collection[int]) -> None:
         self.allowed, self.row, self.eos = allowed, row, eos
 
@@ -130,11 +135,12 @@ class Constraint:
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
         """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden or end token."""
         text = tuple(ids.tolist())
+        if not set(self.eos).isdisjoint(text[self.begin :]):
+            return [0]
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:
                 self.answers[text[:end]] = list(self.allowed(self.row, ids[:end]))
-            allowed = self.answers[text[:end]]
-            if end < len(text) and (text[end] in self.eos or text[end] not in allowed):
+            if end < len(text) and text[end] not in self.answers[text[:end]]:
                 return [0]
         return self.answers[text]
 

@@ -304,6 +304,20 @@ def test_a_constraint_is_never_asked_what_follows_the_end():
     ]
 
 
+@both_doors
+def test_a_draft_model_is_not_asked_what_follows_the_end_either(models, door):
+    model, target, draft = models
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        text = ids.tolist()[6:]
+        return [3, 5, 7, 9] if len(text) < 6 else {6: [12]}[len(text)]
+
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 20, "eos_token_id": 12}
+    expected = hf(model, **options)
+    for decoder, own in (("speculative", target), ("ouroboros", draft), ("lookahead", None)):
+        assert run(door, target, IDS, draft=own, decoder=decoder, **options).tolist() == expected
+
+
 def test_a_criterion_answers_for_the_row_that_it_was_given(models):
     def of_batch(ids, scores):
         return torch.tensor([True, False])
@@ -578,6 +592,25 @@ class Long(StoppingCriteria):
 
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids.shape[-1] >= 15
+
+
+class Counts(StoppingCriteria):
+    """Stops at its eighth call."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 8)
+
+
+@both_doors
+def test_a_criterion_counts_the_tokens_of_each_row(models, door):
+    model, target, draft = models
+    options = {**padded(PROMPTS), "max_new_tokens": 20, "pad_token_id": 0}
+    ids = options.pop("input_ids")
+    out = run(door, target, ids, draft=draft, stopping_criteria=[Counts()], **options)
+    assert out.tolist() == hf(model, ids, stopping_criteria=[Counts()], **options)
 
 
 @both_doors

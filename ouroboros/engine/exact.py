@@ -287,8 +287,14 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
         for mixin, matches in ((ExactActivation, _is_activation), (ExactRotation, _is_rotation)):
             if matches(module) and not isinstance(module, mixin):
                 kind = type(module)
-                module.__class__ = type(f"Exact{kind.__name__}", (mixin, kind), {})
+                reduced = {"__reduce__": _as_plain}
+                module.__class__ = type(f"Exact{kind.__name__}", (mixin, kind), reduced)
     return packed
+
+
+def _as_plain(module: nn.Module) -> tuple:
+    """Pickle and copy a wrapped module as one of its own class, which can be found by name."""
+    return object.__new__, (type(module).__bases__[1],), module.__dict__
 
 
 def _is_activation(module: nn.Module) -> bool:

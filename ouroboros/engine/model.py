@@ -23,7 +23,8 @@ from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
-from ouroboros.engine.fused import Fused, fuse
+from ouroboros.engine.fused import Fused, fuse, is_hooked
+from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
@@ -201,12 +202,16 @@ class CachedModel(TreeModel):
         self._attention = attention_of(model)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
-        changed; raises `ValueError` if `shape_of` the model or its attention has.
+        """Return the state of a new sequence. Empties the cache if weights or adapters have
+        changed, and if modules have hooks, which may read state; raises `ValueError` if `shape_of`
+        the model or its attention has changed. State of modules in lists or other objects is not
+        watched: call `empty` after changing it.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
+        if is_hooked(self.model):
+            self.empty()
         if (state := model_state(self.model)) != self._weights:
             self.empty()
             for name, now in shape_of(self.model).items():
@@ -216,7 +221,8 @@ class CachedModel(TreeModel):
                         f"{self._shape[name]}: wrap it again, as CachedModel(model)"
                     )
             self._weights = state
-        if (used := attention_of(self.model)) != self._attention:
+        used = attention_of(self.model)
+        if used != self._attention and (self._demanded or used not in SERVED):
             raise ValueError(
                 f"the model's attention is now {used}, not {self._attention}: wrap it again, as "
                 "CachedModel(model)"
@@ -442,6 +448,7 @@ class CachedModel(TreeModel):
         """
         attention = attention_of(self.model)
         captured = getattr(self.engine, "graphs", False)
+        captured = captured and not getattr(self.engine, "hooked", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
         slow = "" if captured and compiled else "not captured with compiled layers"
         reasons = [self.engine_reason or slow]

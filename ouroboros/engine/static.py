@@ -104,14 +104,19 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights: for each module, its class, the id
     of its `forward` if that was replaced (else of None), plain attributes, such as an epsilon, PEFT
-    adapters and hooks."""
+    adapters, tensors that are no buffers (id and count of writes) and, last, the ids of hooks."""
     return [
         (
             type(own),
             id(own.__dict__.get("forward")),
             {n: v for n, v in own.__dict__.items() if type(v) in PLAIN and n != "training"},
             *(str(own.__dict__.get(name)) for name in ADAPTERS),
-            *(*own._forward_pre_hooks, *own._forward_hooks),
+            [
+                (name, id(value), value.is_inference() or value._version)
+                for name, value in own.__dict__.items()
+                if isinstance(value, torch.Tensor)
+            ],
+            (*own._forward_pre_hooks, *own._forward_hooks),
         )
         for own in model.modules()
     ]
@@ -175,6 +180,7 @@ class Static(Eager):
         self._calls: dict[Hashable, CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
         self._followed: tuple = ()
+        self.hooked = False  # whether modules had hooks when the last sequence began
         self._capacity = 0, 0
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
@@ -193,8 +199,9 @@ class Static(Eager):
 
     def _follow_weights(self) -> None:
         """Discard fused weights and graphs if weights were replaced, or modules have changed, since
-        the last sequence."""
+        the last sequence. Do not replay graphs while modules have hooks, which may read state."""
         now = weight_addresses(self.model), module_facts(self.model)
+        self.hooked = any(hooks for *_, hooks in now[1])
         if self._followed and now != self._followed:
             self._calls.clear()
             self._memory = None
@@ -344,7 +351,7 @@ class Static(Eager):
                 self._calls.clear()
                 self._memory = None
                 self._capacity = capacity
-            if not self.graphs:
+            if not self.graphs or self.hooked:
                 return forward(inputs)
             if key not in self._calls:
                 self._calls[key] = self._capture_call(forward, inputs, nodes)

@@ -2,9 +2,10 @@
 
 A model qualifies if it caches one key and one value per token and layer, and if a token's output
 depends only on its position and the tokens that its mask admits. The trial scores a sequence alone,
-and again among decoy siblings, with any sliding window narrowed; a model whose logits change
-(ALiBi, an ignored mask, a window outside the mask) is refused. In half precision, rounding would
-hide a small difference, so weights are upcast to float32 for the trial if they fit in memory.
+again among decoy siblings, and one of its tokens in a single step, with any sliding window
+narrowed; a model whose logits change (ALiBi, an ignored mask, a window outside the mask, a hook
+that changes only the last position) is refused. In half precision, rounding would hide a small
+difference, so weights are upcast to float32 for the trial if they fit in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Compare a few tokens' logits alone and among decoys; return the KV cache shapes."""
+    """Compare a few tokens' logits in one call, among decoys and in a single step; return the KV
+    cache shapes."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
@@ -83,10 +85,19 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
         shapes = _cache_shapes(cache, name, len(chain))
         with _widened(model) as dtype:
             mask = dense(Layout(0, [], tree), replace(narrow, dtype=dtype))
-            plain = _logits(model, info, chain, range(len(chain)), None, DynamicCache())
+            past = DynamicCache()
+            plain = _logits(model, info, chain, range(len(chain)), None, past)
             among = _logits(model, info, tree.tokens, tree.depths(), mask, DynamicCache())
-    among = among[:, tree.path_to(len(tree) - 1)]
-    error = logit_error(among, plain)
+            error = logit_error(among[:, tree.path_to(len(tree) - 1)], plain)
+            if error < tolerance(dtype):
+                past.crop(-2)
+                step = _logits(model, info, chain[-2:-1], [len(chain) - 2], None, past)
+                if not (moved := logit_error(step, plain[:, -2:-1])) < tolerance(dtype):
+                    raise ValueError(
+                        f"{name} gives other logits in single steps than in longer calls (they "
+                        f"move by {moved:.2g} standard deviations), as with a hook that changes "
+                        "only the last position: trees cannot be scored; remove such hooks"
+                    )
     if not error < tolerance(dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "

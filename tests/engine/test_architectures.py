@@ -118,6 +118,19 @@ def test_an_encoder_decoder_is_refused():
         CachedModel(model)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["last position", "single steps"])
+def test_hooks_that_act_otherwise_in_single_steps_are_refused(alone):
+    def steer(_, __, out):
+        out = out.clone()
+        out[:, -1] += torch.linspace(-2, 2, 16) * (not alone or out.shape[1] == 1)
+        return out
+
+    model = llama()
+    model.model.layers[0].register_forward_hook(steer)
+    with pytest.raises(ValueError, match="other logits in single steps"):
+        CachedModel(model)
+
+
 def test_the_trial_leaves_the_config_as_it_was():
     model = build(config_of("gemma3_text", MIXED))
     before = model.config.to_dict()

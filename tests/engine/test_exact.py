@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
-from tiny import RandomDrafter, build, llama, mostly_slow, noisy, prompt_of, random_tree
+from tiny import RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of, random_tree
 from transformers import LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, decode, generate
@@ -278,3 +280,31 @@ def test_attention_is_exact_on_a_processor_without_avx512(tmp_path):
     own = {**os.environ, **machine, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrapped_model_that_was_packed_anew_keeps_its_attention():
+    model = llama(dtype=torch.float32)
+    target, ids = CachedModel(model, exact=True), torch.tensor([prompt_of(9)])
+    model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.flip(-1))
+    expected = plain(model, prompt_of(9), 20)
+    for _ in range(2):
+        drafter = RandomDrafter(expected, seed=3)
+        out = generate(target, ids, decoder=drafter, exact=True, max_new_tokens=20)
+        assert out[0].tolist() == expected
+        assert model.config._attn_implementation == "ouroboros_exact"
+
+
+def test_an_exact_model_can_be_pickled_and_copied():
+    model = build(config_of("phi", SUPPORTED["phi"]), dtype=torch.float32)
+    ids = torch.tensor([prompt_of(6)])
+    expected = generate(model, ids, exact=True, max_new_tokens=12)
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert not any(type(own).__name__.startswith("Exact") for own in again.modules())
+        assert torch.equal(generate(again, ids, exact=True, max_new_tokens=12), expected)
+
+
+def test_an_exact_model_may_be_its_own_draft():
+    model = build(config_of("phi", SUPPORTED["phi"]), dtype=torch.float32)
+    ids, rule = torch.tensor([prompt_of(9)]), {"exact": True, "max_new_tokens": 12}
+    out = generate(model, ids, draft=model, decoder="speculative", **rule)
+    assert torch.equal(out, generate(model, ids, decoder="greedy", **rule))

@@ -239,3 +239,25 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     sequence = cached.new_sequence(cached=[1, 2, 3])
     cached.score(sequence, [1, 2, 3, 5], FORK)
     assert sequence.caught_up == 0, "what is taken to be cached is not fed"
+
+
+def test_hooks_and_tensors_that_are_no_buffers_are_read_anew_for_each_sequence():
+    prompt, by = prompt_of(25, 7), [0.0]
+
+    def changed(cached, change) -> bool:
+        decode(cached, RootOnly(), prompt, max_new=8)
+        change()
+        found = decode(cached, RootOnly(), prompt, max_new=8).tokens
+        cached.empty()
+        return found != decode(cached, RootOnly(), prompt, max_new=8).tokens
+
+    hooked, owning = llama(), llama()
+    hooked.get_input_embeddings().register_forward_hook(lambda *a: a[2] + by[0] * a[2].flip(-1))
+    assert not changed(CachedModel(hooked), lambda: by.__setitem__(0, 3.0))
+    embed, steered = owning.get_input_embeddings(), torch.linspace(-3, 3, 16, dtype=torch.float64)
+    embed.steer = torch.zeros_like(steered)
+    add = lambda own, ids: torch.nn.Embedding.forward(own, ids) + own.steer  # noqa: E731
+    embed.__class__ = type("Steered", (torch.nn.Embedding,), {"forward": add})
+    cached = CachedModel(owning)
+    assert not changed(cached, lambda: embed.steer.copy_(steered))
+    assert not changed(cached, lambda: setattr(embed, "steer", -steered))

@@ -267,6 +267,20 @@ def test_modules_changed_between_texts_are_followed(graphed, change):
     assert not torch.allclose(found, before)
 
 
+def test_hooks_are_called_not_replayed(graphed):
+    model, tree, by = llama(), TokenTree((5, 1, 2), (-1, 0, 0)), [1.0]
+    hook = model.lm_head.register_forward_hook(lambda _, __, out: by[0] * out)
+    cached = Session(graphed(model))
+    for by[0] in (1.0, -2.0):
+        cached.empty()
+        found, expected = (own.score([3, 4, 5], tree).clone() for own in (cached, session(model)))
+        torch.testing.assert_close(found, expected)
+    hook.remove()
+    cached.empty()
+    torch.testing.assert_close(cached.score([3, 4, 5], tree), session(model).score([3, 4, 5], tree))
+    assert cached.engine._calls
+
+
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
     cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
     cached.prepare(700)
