@@ -96,8 +96,10 @@ def advise(options: dict) -> tuple[int, dict]:
     live = {name: sample_frame(samples) for name, samples in evidence.live.items()}
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
-            timed = live.get(decoder) if kind == "configured" else None
-            in_law = options["temperature"] and decoders.get(decoder, {}).get("verification")
+            timed = live.get(decoder) if kind == "configured" and PLAIN in live else None
+            in_law = evidence.recorded.sampling.temperature and decoders.get(decoder, {}).get(
+                "verification"
+            )
             equal = in_law != "rejection"
             measured = None if timed is None else speedup(live[PLAIN], timed, equal=equal)
             ratios = one.speedup, measured
