@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import sys
 from contextlib import suppress
 from functools import partial
 from types import MethodType
@@ -34,7 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.generate import CustomGenerate, Generated
+from ouroboros.generate import FIELDS, Generated
 from ouroboros.processors import Constraint
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
@@ -360,8 +361,13 @@ def test_the_models_own_configuration_is_honoured_whole(models, door):
 def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
     model, draft = models[:2]
     options = {"draft": draft, "max_new_tokens": 2}
-    generate(model, IDS, num_assistant_tokens=9, decoder="speculative", **options)
-    assert "num_assistant_tokens has no effect: give the settings of decoder='spec" in caplog.text
+    named = [
+        "num_assistant_tokens",
+        *({"speculation_type", "target_lookbehind", "use_mtp"} & FIELDS),
+    ]
+    for name in named:
+        generate(model, IDS, decoder="speculative", **{name: 1}, **options)
+        assert f"{name} has no effect: give the settings of decoder='spec" in caplog.text
     caplog.clear()
     generate(model, IDS, gamma=9, decoder="speculative", **options)
     assert "has no effect" not in caplog.text
@@ -463,6 +469,7 @@ def test_rows_are_decoded_together_each_with_its_streamer(models, door, decoder,
         ids, attention_mask=mask, do_sample=False, **{**options, "decoder": None}
     )
     streamers, widths = [Collected() for _ in PROMPTS], []
+    generate(target, IDS, max_new_tokens=1)  # wraps the target: calls of its trial are not counted
     hook = target.register_forward_pre_hook(
         lambda _, __, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
     )
@@ -716,11 +723,14 @@ def test_inputs_that_the_callers_own_code_prepares_are_refused(how):
         generate(model, IDS, max_new_tokens=4)
 
 
-def test_settings_of_a_named_decoder_replace_tuned_ones():
+def test_settings_of_a_named_decoder_replace_tuned_ones(monkeypatch):
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
-    unset = CustomGenerate(decoder="suffix_hybrid", draft=llama(), threshold=None)
-    assert unset.settings == {"threshold": None}
+    given, module = [], sys.modules["ouroboros.generate"]
+    monkeypatch.setattr(module, "make_decoder", lambda *_, **own: given.append(own) or made)
+    options = {"draft": llama(), "threshold": None, "max_new_tokens": 1}
+    generate(llama(), IDS, decoder="suffix_hybrid", **options)
+    assert given == [{"threshold": None}]
     assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
     assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
@@ -747,7 +757,7 @@ def test_the_hubs_folder_works_through_transformers_itself(models, tmp_path, mon
     batch = padded(PROMPTS)
     out = target.generate(**batch, assistant_model=draft, max_new_tokens=9, **HUB)
     assert torch.equal(out, copy.deepcopy(model).generate(**batch, max_new_tokens=9))
-    monkeypatch.setattr(target.generation_config, "eos_token_id", expected[5])
+    monkeypatch.setattr(target.generation_config, "eos_token_id", expected[12])
     out = target.generate(IDS, eos_token_id=None, max_new_tokens=25, **HUB)
     assert out[0].tolist() == expected
     with pytest.raises(ValueError, match="num_beams=3"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ouroboros import CachedModel
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
@@ -52,7 +52,8 @@ def test_models_tokenizers_and_dtypes_are_those_that_the_options_name(tmp_path):
     other = byte_tokenizer()
     other.add_tokens(["def total"])
     saved(tmp_path / "v2", other)
-    options = {"subfolder": "v2", "torch_dtype": torch.bfloat16}
+    config = AutoConfig.from_pretrained(tmp_path / "v2")
+    options = {"subfolder": "v2", "config": config, "torch_dtype": torch.bfloat16}
     model = CachedModel.from_pretrained(str(tmp_path), engine="eager", **options)
     spec = PairSpec("own", str(tmp_path), target_options={"subfolder": "v2"})
     for tokenizer in (model.tokenizer, load_tokenizer(spec)):
