@@ -68,12 +68,11 @@ class Processed(TokenSelector):
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
-        self.processors = LogitsProcessorList([_of_row(p, row, eos) for p in processors])
+        limits = frozenset(eos), len(padding) + prompt_len
+        self.processors = LogitsProcessorList([_of_row(p, row, *limits) for p in processors])
         inner = (p.processor if isinstance(p, OneRow) else p for p in self.processors)
         functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in inner)
         self._constraints = [own for own in functions if isinstance(own, Constraint)]
-        for own in self._constraints:
-            own.begin = len(padding) + prompt_len
         self._encoder = [own for own in self.processors if "encoder_input_ids" in vars(own)]
         self.vocab = vocab
         self.padding = padding
@@ -122,10 +121,8 @@ class Constraint:
     """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
     that it forbids, or an end token, because it may fail then; drafts may contain such tokens."""
 
-    begin = 0  # where the prompt ends
-
-    def __init__(self, allowed: Callable, row: int, eos: Collection[int]) -> None:
-        self.allowed, self.row, self.eos = allowed, row, eos
+    def __init__(self, allowed: Callable, row: int, eos: frozenset[int], prompt_len: int) -> None:
+        self.allowed, self.row, self.eos, self.prompt_len = allowed, row, eos, prompt_len
 
     def start(self, length: int) -> None:
         """Begin a step. The first `length` tokens are already decoded and need no check."""
@@ -135,7 +132,7 @@ class Constraint:
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
         """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden or end token."""
         text = tuple(ids.tolist())
-        if not set(self.eos).isdisjoint(text[self.begin :]):
+        if not self.eos.isdisjoint(text[self.prompt_len :]):
             return [0]
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:
@@ -157,11 +154,13 @@ class OneRow(LogitsProcessor):
         return torch.cat([self.processor(*pair) for pair in pairs])  # type: ignore[arg-type]
 
 
-def _of_row(processor: LogitsProcessor, row: int, eos: Collection[int]) -> LogitsProcessor:
+def _of_row(
+    processor: LogitsProcessor, row: int, eos: frozenset[int], prompt_len: int
+) -> LogitsProcessor:
     """Return a copy of `processor` that takes one row and treats it as row `row` of the batch."""
     known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
-        vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row, eos)
+        vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row, eos, prompt_len)
     if isinstance(ignored := known.get("prompt_ignore_length"), torch.Tensor):
         vars(single)["prompt_ignore_length"] = int(ignored[row])
     for name in ("encoder_input_ids", "generated_ngrams"):

@@ -296,7 +296,7 @@ def test_a_constraint_is_asked_about_allowed_texts_only(models, door):
 
 
 def test_a_constraint_is_never_asked_what_follows_the_end():
-    constraint = Constraint(lambda row, ids: [5, 9] if 9 not in ids else [], 0, eos={9})
+    constraint = Constraint(lambda row, ids: [5, 9] if 9 not in ids else [], 0, frozenset({9}), 1)
     constraint.start(1)
     assert [constraint(0, torch.tensor(ids)) for ids in ([3], [3, 5], [3, 9])] == [
         [5, 9],

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ouroboros import tree as tree_module
+from ouroboros.bench.report import report
 from ouroboros.drafters import pool
 from ouroboros.drafters.lookahead import Window
 from ouroboros.tree import TokenTree, TreeBuilder
@@ -52,7 +53,7 @@ def words(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.tokens[n] for n in path) for path in paths if not tree.probe & {*path}}
 
 
-@pytest.mark.parametrize("module", [tree_module, pool], ids=["tree", "pool"])
+@pytest.mark.parametrize("module", [tree_module, pool, report], ids=["tree", "pool", "report"])
 def test_docstrings_hold(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

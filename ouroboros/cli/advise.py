@@ -97,10 +97,8 @@ def advise(options: dict) -> tuple[int, dict]:
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" and PLAIN in live else None
-            in_law = evidence.recorded.sampling.temperature and decoders.get(decoder, {}).get(
-                "verification"
-            )
-            equal = in_law != "rejection"
+            rejection = decoders.get(decoder, {}).get("verification") == "rejection"
+            equal = not (rejection and evidence.recorded.sampling.temperature)
             measured = None if timed is None else speedup(live[PLAIN], timed, equal=equal)
             ratios = one.speedup, measured
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())

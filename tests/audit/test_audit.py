@@ -13,6 +13,7 @@ from tiny import CONTEXT, gpt2, llama, mostly_slow, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
+from ouroboros.audit import audit
 from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
@@ -218,6 +219,18 @@ def test_in_half_precision_ties_are_called_ties(half):
     assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
     assert abs(tie.margin["float64"] - tie.margin["float32"]) < 1e-3
     assert abs(tie.margin["float64"]) <= 2 * tie.shift + 1e-9
+
+
+def test_a_tie_is_one_up_to_the_largest_rounding_error_of_the_text(monkeypatch):
+    """Wherever it is: the completion's own error is another draw."""
+    model, noise = llama(dtype=torch.float32), torch.zeros(MAX_NEW)
+    monkeypatch.setattr(audit, "logit_noise", lambda *logits: noise)
+    new = decode(CachedModel(model), Greedy(), PROMPTS[0], max_new=MAX_NEW).new_tokens
+    other, auditor = {"x": [*new[:5], (new[5] + 1) % 13, *new[6:]]}, Auditor(CachedModel(model))
+    for largest, verdict in ((0.0, "BUG"), (1e9, "numeric tie")):
+        noise[-1] = largest
+        findings, _ = auditor.judge(PROMPTS[0], new, other, choose=argmax)
+        assert findings["x"].verdict == verdict and findings["x"].noise == largest
 
 
 @pytest.mark.slow

@@ -81,11 +81,12 @@ def test_the_jobs_of_a_sweep_go_by_one_probe(call, saved_pair, monkeypatch):
     jobs = [ResultsFolder(saved_pair / "swept" / f"00{job}") for job in range(2)]
     assert len(probed) == 1 and len({str(job.load_costs()) for job in jobs}) == 1
     assert call("bench", *swept, "overwrite=true", "max_new=5,6")[0] == 0 and len(probed) == 3
+    assert call("bench", *swept, "overwrite=true", "task.stride=2,3")[0] == 0 and len(probed) == 5
     other = {**bench.machine(), "cpu": "another"}
     monkeypatch.setattr(bench, "machine", lambda: other)  # a sweep that goes on elsewhere
     for folder in (saved_pair / "swept").glob("*/"):
         shutil.rmtree(folder)
-    assert call("bench", *swept, "max_new=5")[0] == 0 and len(probed) == 4
+    assert call("bench", *swept, "max_new=5")[0] == 0 and len(probed) == 6
 
 
 def test_a_probe_without_a_draft_is_not_that_of_a_job_with_one(call, monkeypatch):

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from measured import chain, sample, step
@@ -9,6 +10,8 @@ from measured import chain, sample, step
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs import CostModel, Costs, Surface
+from ouroboros.decoder_factory import decoder_config
+from ouroboros.tuning import advise as advising
 from ouroboros.tuning.advise import Prediction, acceptance_for, break_even, chain_tokens
 
 COSTS = Costs(
@@ -105,3 +108,15 @@ def test_why_a_decoder_is_slower_in_one_line(times, first, says):
 
 def test_without_later_steps_there_is_no_reason():
     assert break_even([], [])[2] is None and break_even(GREEDY, [])[2] is None
+
+
+@pytest.mark.parametrize("name", ["suffix_hybrid", "prompt_lookup_adaptive"])
+def test_a_decoder_is_searched_over_its_own_settings(monkeypatch, name):
+    """Not over those of the decoder whose class it shares."""
+    spaces: list[dict] = []
+    monkeypatch.setattr(advising, "predict", lambda *_: Prediction({}))
+    monkeypatch.setattr(advising, "replace", lambda one, **_: one)
+    monkeypatch.setattr(advising, "search", lambda _, space, **__: spaces.append(space) or {})
+    evidence = SimpleNamespace(recorded=SimpleNamespace(runs=[]))
+    advising.advise(evidence, {name: decoder_config(name)})
+    assert spaces == [advising.SPACES[name]]

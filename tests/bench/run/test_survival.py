@@ -177,7 +177,8 @@ def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
 def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.open_run(FACTS)
-    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "profile.json"):
+        (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
         folder.open_run(OTHER)
     assert folder.open_run(FACTS)["resumed"] == 1
@@ -187,6 +188,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     folder.append(SAMPLES, {})
     assert folder.open_run(OTHER, overwrite=True)["resumed"] == 0
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
+    assert not (tmp_path / "profile.json").exists()
 
 
 def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path):
