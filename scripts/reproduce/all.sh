@@ -154,13 +154,15 @@ batch() {
       bench batch/static/b$size experiment=batch hydra.mode=RUN batch_size=$size repeats=3
   done
   for kind in refilled static; do
+    [ -n "${DRY:-}" ] || rm -f $RESULTS/batch/$kind.png # of older results, perhaps
     step batch $kind.png bash -c "$PYTHON -m ouroboros report $RESULTS/batch/$kind \
       --out $RESULTS/local/batch_$kind &&
       cp $RESULTS/local/batch_$kind/plots/comparison-batches.png $RESULTS/batch/$kind.png"
   done
 }
-# The same predicted for an H200 by replay, up to 64 prompts. 30 minutes.
+# The same predicted for an H200 by replay, up to 64 prompts. 5 minutes.
 batch_h200() {
+  begin batch_h200
   step batch_h200 replay.json "$PYTHON" -m ouroboros replay recording=results/main_matched \
     limit=6 "rates=[0.7,0.04]" model.standin=null costs=h200-34b-6b threads=1 \
     "batch_size=[1,2,4,8,16,32,64]" results_dir=$RESULTS/batch_h200 \

@@ -71,14 +71,18 @@ def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded, saved_p
     assert "of the time is drafting" in line and line in out
 
 
-def test_the_command_samples_as_the_runs_did(run_advise, run_bench, recorded):
+def test_the_command_is_that_of_the_runs_and_of_the_options(
+    run_advise, run_bench, recorded, saved_pair
+):
     assert run_bench("decoder=[greedy]", *COUNTS, "temperature=0.5", "results_dir=warm")[0] == 0
     costs = ["costs=costs.yaml", "search=false"]
-    own = "decoder.prompt_lookup.num_tokens=5"
-    _, _, document, _ = run_advise("runs=warm", "decoder=[prompt_lookup]", own, *costs)
-    best = document["best"]
-    assert best["command"].endswith("temperature=0.5")
-    assert (own in best["command"]) == (best["decoder"] == "prompt_lookup")
+    _, _, document, _ = run_advise("runs=warm", "decoder=[prompt_lookup]", *costs)
+    assert document["best"]["command"].endswith("temperature=0.5")
+    own = "decoder.speculative.gamma=3"
+    (saved_pair / "free.yaml").write_text("verify_ms: {1: 10, 256: 10}\ndraft_ms: 0.1\n")
+    given = [f"runs={recorded}", "decoder=[speculative]", "costs=free.yaml", "search=false", own]
+    _, _, document, _ = run_advise(*given)
+    assert document["best"]["decoder"] == "speculative" and own in document["best"]["command"]
 
 
 def test_predictions_are_held_against_runs(run_bench, recorded, saved_pair, monkeypatch, capsys):

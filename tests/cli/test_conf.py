@@ -223,6 +223,8 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert code == 0 and "earlier sweep" not in err, err
     assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
+    code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
+    assert code == 0 and "job 1: " in err, "finished jobs are skipped"
     (saved_pair / "swept" / "001" / "run.json").unlink()
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,-4", *tiny, "-m")
     assert code == 2 and "job 0: " in err and "already finished" in err and "job 1: " in err

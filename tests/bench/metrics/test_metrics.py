@@ -158,8 +158,8 @@ def test_scores_have_intervals():
     graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
     found = score_intervals(samples, graded)["rouge"]
     assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
-    halves = {row.key: {"exact_match": 0.5} for row in samples}
-    assert score_intervals(samples, halves)["exact_match"].value == 0.5
+    parts = {row.key: {"exact_match": 0.25} for row in samples}
+    assert score_intervals(samples, parts)["exact_match"].value == 0.25
     assert score_intervals(samples, {}) == {}
     for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
         none = {s.key: {name: 0.0} for s in samples}

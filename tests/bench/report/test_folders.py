@@ -9,11 +9,12 @@ from functools import reduce
 from operator import getitem
 
 import pytest
-from measured import FAST, GREEDY, RUN, write_run
+from measured import FAST, GREEDY, RUN, sample, write_run
 from tiny import mostly_slow
 
 from ouroboros.bench.report import style
 from ouroboros.bench.report.gather import load, run_folders
+from ouroboros.bench.report.plots import batch_lines
 from ouroboros.bench.report.report import labels, sections, summarised, swept
 from ouroboros.bench.report.tables import run_table
 from ouroboros.cli.main import main
@@ -112,6 +113,10 @@ def test_a_sweep_of_batch_sizes_is_drawn_for_each_other_setting(tmp_path):
         speed = runs[2].frame.output_throughput["greedy"]
         assert right.lines[0].get_xydata().tolist() == [[speed, speed], [speed / 4, speed]]
         assert [t.get_text() for t in left.get_xticklabels()] == ["1", "4"]
+    rows = [sample(one.example, one.decoder, [], error="OSError: x", ttft_s=None) for one in GREEDY]
+    write_run(tmp_path / "c", {**RUN, "config": {"batch_size": 2}}, rows)
+    right = batch_lines([*runs[:2], *summarised([load(tmp_path / "c")])]).axes[1]
+    assert [t.get_text() for t in right.texts] == ["1", "4"], "2: every sample failed"
 
 
 @pytest.mark.slow

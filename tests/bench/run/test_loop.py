@@ -124,13 +124,15 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
 
 
-def test_a_completion_keeps_its_first_space():
+def test_a_completion_keeps_its_first_space(pair, tmp_path, monkeypatch):
     """Which Llama's tokenizer drops at the start of a text."""
     tokenizer = Tokenizer(models.BPE(vocab={"\n": 0, "_": 1, "a": 2}, merges=[]))
     parts = [decoders.Replace("_", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(parts)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     assert text_of(fast, [1, 1, 2]) == " a" and text_of(fast, [1, 1, 2], after=[0]) == "  a"
+    monkeypatch.setattr(loop, "text_of", lambda *_, after=(), **__: f"after {len(after)}")
+    assert {one.text for one in ran(job(pair), tmp_path).load_samples()} == {"after 1"}
 
 
 def test_samples_start_from_empty_caches_and_decoders_that_saw_no_warm_up(pair, tmp_path):
