@@ -162,7 +162,7 @@ batch() {
 }
 # The same predicted for an H200 by replay, up to 64 prompts. 5 minutes.
 batch_h200() {
-  begin batch_h200
+  begin batch_h200 && rm -f $RESULTS/batch_h200/provenance.json # replay.json has it; the folder must be empty
   step batch_h200 replay.json "$PYTHON" -m ouroboros replay recording=results/main_matched \
     limit=6 "rates=[0.7,0.04]" model.standin=null costs=h200-34b-6b threads=1 \
     "batch_size=[1,2,4,8,16,32,64]" results_dir=$RESULTS/batch_h200 \
