@@ -74,7 +74,7 @@ def headline(path: Path) -> Table:
         f"completions that differ from greedy's: {'; '.join(differ)}"
         if differ
         else "all completions equal greedy's",
-        "prompts slower with Ouroboros than with greedy, worst: "
+        "share of prompts slower with Ouroboros than with greedy, smallest speedup: "
         + SLOWER.format(**decoders["ouroboros"]),
         f"repeated 4-grams {' to '.join(repeated)} %",
     ]

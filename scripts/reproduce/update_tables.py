@@ -51,7 +51,7 @@ def table(marker: str, root: Path, place: Path) -> str:
     frame, notes = KINDS[kind][0](*paths)
     frame = frame.fillna("-").loc[:, lambda table: ~table.isin(["-", ""]).all()]
     align = ["left", *["right"] * (frame.shape[1] - 1)]
-    text = frame.to_markdown(index=False, tablefmt="github", disable_numparse=True, colalign=align)
+    text = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
     links = []
     for folder in (root / name for name in folders):
         file = next((folder / name for name in REPORTS if (folder / name).exists()), folder)
