@@ -48,7 +48,8 @@ class Costs:
 
     - `target`, `draft`: milliseconds of one call by context and nodes; `draft` is None if unknown
     - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
-    - `prefill_ms`: the target's prefill, added to the first step of a sequence
+    - `prefill_ms`: the target's prefill, added to the first step of a sequence; of prompts of
+      `prefill_tokens` tokens, and for others in proportion (None: the same for all prompts)
     - `reading_ms`: the draft's prefill in milliseconds, by number of tokens, if measured
     - `footprints`: by "target" and "draft", the bytes of weights and of a cached token
     - `copy_bytes_per_s`: memory bandwidth, bytes read plus bytes written
@@ -63,6 +64,7 @@ class Costs:
     copy_bytes_per_s: float | None = None
     about: Mapping[str, object] = field(default_factory=dict)
     reading_ms: Mapping[float, float] = field(default_factory=dict)
+    prefill_tokens: float | None = None
 
     def __post_init__(self) -> None:
         for ms in (*self.host_ms.values(), self.prefill_ms, *self.reading_ms.values()):
@@ -207,7 +209,8 @@ class Costs:
             draft = Surface.constant(1e3 * sum(step.draft_s for step in drafting) / calls)
         first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
         prefill = max(0.0, median(first) - verify[min(verify)])
-        return cls(Surface({context: verify}), draft, host, prefill)
+        tokens = median(s.prompt_tokens for s in samples if s.steps and s.steps[0].scored)
+        return cls(Surface({context: verify}), draft, host, prefill, prefill_tokens=tokens)
 
     @classmethod
     def roofline(
@@ -365,12 +368,15 @@ class CostModel:
         the draft read. Raises `ValueError` as `steps` does.
         """
         costs, records = self.costs, list[StepRecord]()
+        prefill_ms = costs.prefill_ms
+        if costs.prefill_tokens:
+            prefill_ms *= sample.prompt_tokens / costs.prefill_tokens
         host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
         for step, (verify, drafting, context) in zip(sample.steps, self.steps(sample), strict=True):
-            verify += 0.0 if records else costs.prefill_ms
+            verify += 0.0 if records else prefill_ms
             if unread and step.draft_calls:
                 share = (step.draft_caught_up + 1) / context if step.draft_caught_up else 1.0
-                drafting += costs.prefill_ms * (costs.draft_ratio(context) or 0.0) * share
+                drafting += prefill_ms * (costs.draft_ratio(context) or 0.0) * share
                 unread = False
             times = {"draft_s": drafting / 1e3, "verify_s": verify / 1e3, "host_s": host_ms / 1e3}
             records.append(replace(step, **times))

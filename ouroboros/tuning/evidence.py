@@ -141,15 +141,19 @@ def recorded_evidence(
     times) and `rates` (default: from the run's recorded predictions; see `OffTextRates`).
 
     The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
-    `task` is the recorded task, if its file has moved. Raises `ValueError` for a folder that does
-    not fit, and without `costs` for one that was not timed.
+    Samples of decoders that were recorded with other settings are left out of `live`. `task` is the
+    recorded task, if its file has moved. Raises `ValueError` for a folder that does not fit, and
+    without `costs` for one that was not timed.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)
     recorded, decision_costs = runs_of(recording, PLAIN), costs or folder.load_costs()
     live: dict[str, list[Sample]] = {}
     if costs is None:
-        live = completed(folder.load_samples())
+        known = folder.load_run()["config"]["decoder"]
+        for name, samples in completed(folder.load_samples()).items():
+            if {**known[name], "draft": ""} == {**decoders.get(name, known[name]), "draft": ""}:
+                live[name] = samples
         costs = load_costs(path)
     assert costs is not None
     drafts = any(map(needs_draft, decoders.values()))
@@ -199,8 +203,10 @@ def measured_evidence(
     evidence = Evidence(runs_of(recording), timed, draft, timed, rates)
     if costs is not None:
         return evidence
-    host, first = Costs.of_samples(samples).host_ms, Costs.of_samples(live[PLAIN]).prefill_ms
-    return replace(evidence, costs=replace(timed, host_ms=host, prefill_ms=first), live=live)
+    host, plain = Costs.of_samples(samples).host_ms, Costs.of_samples(live[PLAIN])
+    timed = replace(timed, host_ms=host, prefill_ms=plain.prefill_ms)
+    timed = replace(timed, prefill_tokens=plain.prefill_tokens)
+    return replace(evidence, costs=timed, live=live)
 
 
 def completed(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

@@ -105,6 +105,12 @@ def test_costs_are_the_medians_of_later_steps():
     assert costs.draft is not None and costs.draft.call_ms(1, 8) == pytest.approx(2.0)
     assert costs.host_ms == pytest.approx({"": 1.0, "d": 1.0})
     assert costs.prefill_ms == pytest.approx(480.0)
+    long = replace(sample(*steps), prompt_tokens=2 * sample(*steps).prompt_tokens)
+    short_ms, long_ms = (
+        predicted_ms(replace(costs, target=Surface.flat({1: 20.0, 4: 30.0})), one)[0]
+        for one in (sample(*steps), long)
+    )
+    assert long_ms - short_ms == pytest.approx(480.0), "a prefill takes as long as its prompt"
     plain, wide = (step(1, 2, draft_s=s, draft_scored=n) for s, n in ((0.004, 2), (0.01, 40)))
     costs = Costs.of_samples([sample(first, plain, wide)])
     assert costs.draft is not None and costs.draft.ms[6] == pytest.approx({1: 2.0, 20: 5.0})

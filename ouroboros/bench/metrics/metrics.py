@@ -267,7 +267,8 @@ METRICS = Registry(
            "both at the same batch size.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup", over_greedy("predicted_s"),
-           "Speedup over greedy predicted with costs; a fit if the same run measured these costs.",
+           "Speedup over greedy predicted with costs, without prefill if these have none; a fit if "
+           "the same run measured these costs.",
            priced=True, tables="default speed headline comparison groups", by_group=True,
            instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),

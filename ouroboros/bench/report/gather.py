@@ -86,7 +86,8 @@ class Measured:
         device = machine["gpus"][gpu] if on_gpu else cpu
         status = run.get("status", "finished")
         samples_wanted = run.get("samples_wanted", len(samples))
-        predicted = [f"predicted with {costs}"] if costs and not timed else []
+        bare = ", without prefill" if self.priced and not self.priced.costs.prefill_ms else ""
+        predicted = [f"predicted with {costs}{bare}"] if costs and not timed else []
         title = [what, models, arithmetic, words, batch, device, *predicted]
         return SimpleNamespace(
             title=" · ".join(title),
@@ -115,11 +116,11 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path` if it contains a run, else every folder below that does (the jobs of a sweep).
+    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep).
 
     Raises `ValueError` if there is none.
     """
-    found = [path] if (path / RUN).exists() else sorted(one.parent for one in path.rglob(RUN))
+    found = sorted(one.parent for one in path.rglob(RUN))
     if not found:
         raise ValueError(f"{path} is not a results folder: no {RUN} in it or below it")
     return found

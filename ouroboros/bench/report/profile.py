@@ -94,6 +94,7 @@ def profile(
     if any(step.scored for sample in good for step in sample.steps[1:]):
         seen = Costs.of_samples(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
+        costs = replace(costs, prefill_tokens=seen.prefill_tokens)
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)

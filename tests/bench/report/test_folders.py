@@ -83,6 +83,12 @@ def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
         assert any("Counts only" in note for note in summary.notes)
 
 
+def test_a_run_and_the_sweep_below_it_are_both_reported(tmp_path):
+    write(tmp_path / "x")
+    jobs = run_folders(sweep(tmp_path / "x", values=(2, 4)))
+    assert [path.name for path in jobs] == ["x", "000", "001"]
+
+
 def test_two_swept_settings_make_a_table_with_a_row_per_run(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}

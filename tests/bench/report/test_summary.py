@@ -152,6 +152,9 @@ def test_a_run_without_times_shows_predictions_and_says_so():
     without = summarise(three_decoders(timing=False)).frame
     assert without["predicted_speedup"].isna().all()
     assert "predicted" not in summarise(three_decoders(TOY)).facts.title
+    bare = CostModel(replace(COSTS, prefill_ms=0.0), "toy")
+    title = summarise(three_decoders(bare, timing=False)).facts.title
+    assert title.endswith("predicted with toy, without prefill")
 
 
 def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
