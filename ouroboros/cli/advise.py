@@ -38,6 +38,8 @@ COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token
 COLUMNS += ["draft/verify/host %"]
 DURATION = """\
 with its defaults this takes a few minutes; visits=1, task.limit=3 or search=false shorten it"""
+OF_RUNS = {"max_new", "nodes", "visits", *(field.name for field in fields(Sampling))}
+"""Options that have no effect with `runs`."""
 KEPT = ("model", "max_new", "threads")
 """Options that are repeated in the recommended command, besides those of sampling."""
 
@@ -57,14 +59,20 @@ def advise(options: dict) -> tuple[int, dict]:
     check_sizes("nodes", options["nodes"])
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
+    named = {one.lstrip("+").partition("=")[0] for one in overrides}
+    if options["runs"] and (unused := ", ".join(sorted(OF_RUNS & named))):
+        raise ValueError(f"{unused}: runs= has recorded texts and settings: leave this out")
     spec, machine = PairSpec.from_mapping(options["model"]), options["machine"]
     if options["costs"] and machine["bandwidth_gb_s"]:
         raise ValueError("give costs= or machine.bandwidth_gb_s=, not both")
+    if any(machine.values()) and not machine["bandwidth_gb_s"]:
+        raise ValueError("machine.* has no effect alone: give machine.bandwidth_gb_s= too")
     costs = load_costs(options["costs"])
     if machine["bandwidth_gb_s"]:
+        dtype = torch.bfloat16 if machine["shapes"] else dtype_of(spec)
         names = machine["shapes"] or spec.standin or {"target": spec.target, "draft": spec.draft}
         pair = {
-            role: footprint_of(config_of(model_path(name)), dtype_of(spec))
+            role: footprint_of(config_of(model_path(name)), dtype)
             for role, name in names.items()
             if name
         }
@@ -125,7 +133,8 @@ def advise(options: dict) -> tuple[int, dict]:
     command = shlex.join(["ouroboros", "bench", f"decoder={chosen}", *kept])
     print_table(pd.DataFrame(rows, columns=COLUMNS))
     print("", *why, sep="\n")
-    print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted\n  {command}")
+    bare = "" if evidence.costs.prefill_ms else ", without prefill"
+    print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted{bare}\n  {command}")
     document = {
         "decoders": {n: {k: asdict(v) for k, v in own.items()} for n, own in found.items()},
         "why": why,

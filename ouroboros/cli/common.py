@@ -42,7 +42,7 @@ def plain(cfg: DictConfig) -> dict:
     """Return a resolved config as plain values.
 
     Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown decoder.
+    stderr. Raises `ValueError` for an unknown decoder, and for one with a draft of its own.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     decoders = config.get("decoder") or {}
@@ -52,7 +52,12 @@ def plain(cfg: DictConfig) -> dict:
             raise ValueError(unknown_config("decoder", name))
     if absent:
         print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
-    return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
+    decoders = {name: own for name, own in decoders.items() if name not in absent}
+    for name, own in decoders.items():
+        if own and own.get("draft") not in (None, config["model"]["draft"]):
+            reason = "all decoders draft with model.draft; give each draft its own run"
+            raise ValueError(f"decoder.{name}.draft={own['draft']}: {reason}")
+    return {**config, "decoder": decoders}
 
 
 def new_folder(results_dir: str | None) -> ResultsFolder | None:

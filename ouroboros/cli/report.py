@@ -14,7 +14,7 @@ from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.report import make_report, write_report
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
-from ouroboros.bench.run.folder import ResultsFolder, load_costs
+from ouroboros.bench.run.folder import RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
 from ouroboros.cli.common import terminal
 from ouroboros.costs import CostModel
@@ -23,6 +23,8 @@ from ouroboros.costs import CostModel
 def report(options: argparse.Namespace) -> tuple[int, dict | None]:
     """Write the report on the folders and print each run's tables; return the exit code (2 if a
     folder could not be read) and each run's `Summary.headline` by label."""
+    if options.out and (options.out / RUN).exists():
+        raise ValueError(f"--out={options.out} is a results folder: give another")
     costs, failures = load_costs(options.costs), list[str]()
 
     def fail(error: object) -> None:

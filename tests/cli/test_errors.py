@@ -51,6 +51,8 @@ OTHERS = {
         (["task=prompts", "task.path=long.jsonl", "decoder=[]", "nodes=[1]"], "shorten the prompt"),
         (["costs=epyc", "machine.bandwidth_gb_s=9"], "not both"),
         (["runs=target"], "not a results folder"),
+        (["runs=one.jsonl", "costs=epyc", "max_new=8", "seed=1"], "max_new, seed: runs= has"),
+        (["machine.tflops=9"], "give machine.bandwidth_gb_s= too"),
         (["visits=0"], "visits"),
         (["rates=7"], "rates=7: give two shares"),
         (["rates=[1.5,0.1]"], "give two shares from 0 to 1"),
@@ -80,6 +82,7 @@ OTHERS = {
         ([*SHORT, "decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
         ([*SHORT, "decoder=greedy", "decoder.racer.ngram=3"], "this run has no decoder racer: add"),
         ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
+        ([*SHORT, DRAFTING, "decoder.speculative.draft=other"], "all decoders draft with model.d"),
         ([*SHORT, "temperature=-1", "decoder=greedy"], "temperature"),
     ],
     "replay": [
@@ -97,6 +100,7 @@ OTHERS = {
         (["nosuch"], "nosuch is not a results folder: no run.json"),
         (["--nosuch"], "--help' lists the options"),
         (["damaged"], "damaged/run.json"),
+        (["target", "--out", "damaged"], "--out=damaged is a results folder: give another"),
     ],
     "audit": [
         (["nosuch"], "nosuch is not a results folder: it has no run.json"),
