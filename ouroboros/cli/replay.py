@@ -34,6 +34,7 @@ from ouroboros.instantiate import check_sizes, check_whole
 from ouroboros.tuning.advise import batch_table
 from ouroboros.tuning.evidence import Evidence
 
+OF_DRAFT = ("draft_options", "draft_context")
 NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
 
 
@@ -98,16 +99,17 @@ def replay(options: dict) -> tuple[int, dict]:
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
     document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
     document["decoders"] = known(table).to_dict("index")
-    predicted = ""
+    predicted = bare = ""
     if costs is not None:
         document["costs"] = costs.about.get("name", "the given costs")
+        bare = "" if costs.prefill_ms else ", without prefill"
         predicted = f"predicted with {document['costs']}"
-    print(", ".join(filter(None, (document["title"], predicted))), end="\n\n")
+    print(", ".join(filter(None, (document["title"], predicted))) + bare, end="\n\n")
     print_table(terminal_columns(table))
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
-        print(f"\n{predicted}, for batches")
+        print(f"\n{predicted}, for batches, without prefill")
         print_table(batch.drop(columns="failed"))
         for name, size in slower.items():
             if size is not None:
@@ -139,9 +141,9 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> bool:
-    """Return whether a pair's draft is the one of the recorded `run`, a run.json: by content or, if
-    that is unknown, by name. Raise `ValueError` for another one, or only warn if one of the
-    command's overrides sets the model."""
+    """Return whether a pair's draft is the one of the recorded `run`, a run.json, with the same
+    options: by content or, if that is unknown, by name. Raise `ValueError` for another one, or only
+    warn if one of the command's overrides sets the model."""
     recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
     if not recorded or path is None:
         return True
@@ -149,12 +151,15 @@ def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> bool:
         same = content_hash(path) == content
     else:
         same = path.name == Path(recorded).name
-    if same:
+    before, now = run.get("config", {}).get("model", {}), vars(spec)
+    changed = [n for n in OF_DRAFT if n in before and before[n] != now[n]]
+    if same and not changed:
         return True
-    what = f"the recorded run drafted with {recorded}, this replay with {spec.draft}"
-    what += ", whose files differ" if path.name == Path(recorded).name else ""
-    if not any(override.startswith("model") for override in overrides):
+    options = "".join(f" and model.{name}={before[name]}" for name in changed)
+    what = f"the recorded run drafted with {recorded}{options}, this replay with {spec.draft}"
+    what += ", whose files differ" if not same and path.name == Path(recorded).name else ""
+    if not any(o.lstrip("+").startswith(("model", "draft_weights")) for o in overrides):
         remedy = f"give model.draft=<its folder or id>, or model.draft={spec.draft}"
         raise ValueError(f"{what}: {remedy}")
-    print(f"warning: {what}", file=sys.stderr)
+    print(f"warning: {what}; the run's costs are not this draft's", file=sys.stderr)
     return False

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -112,6 +113,18 @@ def test_a_draft_of_the_same_name_with_other_files_is_another_draft(
     shutil.copytree(saved_pair / "target", mine)
     assert said in call(name, *given)[2]
     shutil.rmtree(mine)
+
+
+def test_a_draft_of_other_options_is_another_draft(capsys):
+    model = {"draft_options": {}, "draft_context": 256}
+    run = {"model": {"draft": "d"}, "config": {"model": model}}
+    spec = PairSpec("p", None, "d", draft_context=256)
+    assert check_draft(spec, run, [])
+    spec = replace(spec, draft_options={"quantization_config": "int8"})
+    with pytest.raises(ValueError, match=r"drafted with d and model.draft_options={}, this"):
+        check_draft(spec, run, [])
+    assert not check_draft(spec, run, ["draft_weights=int8"])
+    assert "warning: " in capsys.readouterr().err
 
 
 def test_a_run_without_a_draft_records_no_draft_cost(run_bench, run_replay, saved_pair):

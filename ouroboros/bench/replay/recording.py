@@ -149,14 +149,20 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
 
 
 def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Return {decoder: its runs} of a results folder."""
+    """Return {decoder: its runs} of a results folder. Leaves out texts of rejection sampling, whose
+    noise no replay has; raises `ValueError` if there are no others."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
     ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
     limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
     settings = Sampling(**run["sampling"]), *limits, frozenset(model.get("eos", ends))
     made = model.get("dtype"), folder.engines().get("target", "eager")
-    return by_decoder(run["decoders"], samples, predictions, prompt_of, *settings, *made)
+    found = by_decoder(run["decoders"], samples, predictions, prompt_of, *settings, *made)
+    configs = run.get("config", {}).get("decoder", {}) if settings[0].temperature else {}
+    rejecting = {n for n, one in configs.items() if one.get("verification") == "rejection"}
+    if not (shared := {name: runs for name, runs in found.items() if name not in rejecting}):
+        raise ValueError(f"{folder.path} has no texts sampled with shared noise: record greedy too")
+    return shared
 
 
 def by_decoder(

@@ -238,6 +238,24 @@ def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
         from_folder(folder, lambda example, repeat: [1])
 
 
+def test_texts_of_rejection_sampling_are_not_replayed(pair, tmp_path):
+    """Their noise is not the replay's, so a draft model would agree less often than it does."""
+
+    def rejecting() -> Speculative:
+        return Speculative(pair[1], gamma=3, verification="rejection")
+
+    made = {"greedy": Greedy, "speculative": rejecting}
+    folder, prompts = recorded(tmp_path, pair, made, sampling=HOT)
+    own = {"speculative": {"verification": "rejection"}}
+    run = {**folder.load_run(), "config": {"decoder": own}}
+    folder.save_run(run, status="finished")
+    assert list(of_folder(folder, prompts)) == ["greedy"]
+    run["config"]["decoder"]["greedy"] = {"verification": "rejection"}
+    folder.save_run(run, status="finished")
+    with pytest.raises(ValueError, match="has no texts sampled with shared noise: record greedy"):
+        of_folder(folder, prompts)
+
+
 def test_texts_of_another_engine_are_read(pair, tmp_path):
     text = tmp_path / "other engine.jsonl"
     text.write_text(
