@@ -45,6 +45,20 @@ def test_a_character_is_shown_when_it_is_whole(monkeypatch):
     assert pieces.count("") == len(ids) - 3
 
 
+def test_a_race_is_on_one_engine(monkeypatch, told):
+    engines = []
+
+    class Noted(Runner):
+        def __init__(self, name, target, *rest, **options):
+            engines.append(target.describe_engine()["engine"])
+            super().__init__(name, target, *rest, **options)
+
+    monkeypatch.setattr(generate, "Runner", Noted)
+    for engine in ("fused", "eager"):
+        assert told("def f", "--race", "--max-new", "4", f"model.engine={engine}")[0] == 0
+    assert engines == ["fused", "fused", "eager", "eager"]
+
+
 def test_pieces_are_the_decoders_text_and_have_its_sources():
     one = runner_of()
     while not one.done:
