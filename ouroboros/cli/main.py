@@ -33,6 +33,7 @@ COMMANDS = {
 }
 HYDRA = {"bench": "config", "advise": "advise", "profile": "profiling", "replay": "replay"}
 """Commands with Hydra's syntax, and their configs. Their functions take the config as a dict."""
+PRINTED = "printed by the job of a sweep"
 SOME_FAILED = 3
 """The exit code of a run in which some samples failed."""
 
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, CALLERS) or os.environ.get("HYDRA_FULL_ERROR"):
             raise
         stopped = isinstance(error, KeyboardInterrupt)
-        print(("" if stopped else "error: ") + one_line(error), file=sys.stderr)
+        if PRINTED not in getattr(error, "__notes__", ()):
+            print(("" if stopped else "error: ") + one_line(error), file=sys.stderr)
         return 130 if stopped else 2
 
 
@@ -122,6 +124,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
                 from ouroboros.bench.run.folder import Finished
 
                 print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
+                error.add_note(PRINTED)
                 if isinstance(error, Finished):
                     return
                 raise

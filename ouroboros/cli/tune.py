@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
 EXACT = ("model.standin=null", "model.dtype=float32")
+OVERRIDES = ("model", "decoder", "threads", "draft_weights", "target_weights")
 DURATION = "with its defaults this takes hours; fewer --decoders, --trials or --limit shorten it"
 TITLE = """\
 # Tuning on {texts} recorded development texts
@@ -55,6 +57,10 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
         check_whole(f"--{name.replace('_', '-')}", value, null=name == "limit")
     overrides = [f"decoder=[{','.join(options.decoders)}]", *EXACT, *options.overrides]
     config = RunConfig.from_mapping(composed(overrides))
+    for one in options.overrides:
+        if re.split(r"[.=@]", one.lstrip("+~"))[0] not in OVERRIDES:
+            known = ", ".join(OVERRIDES)
+            raise ValueError(f"{one} has no effect on tuning: --overrides takes {known}")
     torch.set_num_threads(config.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))

@@ -227,7 +227,8 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert code == 0 and "job 1: " in err, "finished jobs are skipped"
     (saved_pair / "swept" / "001" / "run.json").unlink()
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,-4", *tiny, "-m")
-    assert code == 2 and "job 0: " in err and "already finished" in err and "job 1: " in err
+    assert code == 2 and "job 0: " in err and "already finished" in err
+    assert "job 1: " in err and "\nerror: " not in err, "each error is told once"
     code, _, err = run_bench(*tiny, "seed=1,2", "overwrite=true", "-m")
     assert code == 0 and "earlier sweep" not in err, err
     code, _, err = run_bench(*tiny, "seed=3", "overwrite=true", "-m")

@@ -27,6 +27,10 @@ ROLES = ("target", "draft")
             ["--decoders", "lookahead", "--overrides", "model=hf", "model.target=no/such"],
             "error: cannot load 'no/such'",
         ),
+        (
+            ["--decoders", "lookahead", "--overrides", "top_p=0.9"],
+            "error: top_p=0.9 has no effect on tuning: --overrides takes model, decoder, threads",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):

@@ -39,7 +39,12 @@ from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
-from ouroboros.decoder_factory import decoder_factories, needs_draft, wants_costs
+from ouroboros.decoder_factory import (
+    decoder_config,
+    decoder_factories,
+    needs_draft,
+    wants_costs,
+)
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
@@ -49,6 +54,9 @@ BUSY = 20  # warn if the load of CPUs or a GPU is above this percentage
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
+FOR_A_CPU = {"lookahead", "prompt_lookup", "prompt_lookup_adaptive", "racer", "speculative"}
+FOR_A_CPU |= {"suffix_decoding", "suffix_hybrid", "token_recycling"}
+"""Decoders with other settings in conf/experiment/drafters_flat.yaml."""
 Say = Callable[[str], object]
 
 
@@ -250,6 +258,16 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         yield "the costs have no draft calls: decoders plan them at the price of target calls"
     if config.repeats > 1 and (warm := carried_pools(config)):
         yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
+    tuned = [
+        name
+        for name in FOR_A_CPU & config.decoder.keys()
+        if {**config.decoder[name], "draft": ""} == {**decoder_config(name), "draft": ""}
+    ]
+    if tuned and bench.target.device.type == "cuda":
+        yield (
+            f"{', '.join(sorted(tuned))}: these settings are tuned for a CPU; "
+            "experiment=drafters_flat and 'ouroboros advise' have settings for a GPU"
+        )
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
 

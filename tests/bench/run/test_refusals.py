@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from bench_models import TextTask, bench_of, byte_tokenizer, ran, run_config, tiny_llama
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
@@ -16,8 +19,9 @@ from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.run import rebuild, run
+from ouroboros.bench.run.run import caveats, rebuild, run
 from ouroboros.bench.tasks import sandbox
+from ouroboros.decoder_factory import decoder_config
 
 
 def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
@@ -134,6 +138,18 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
     own = {"_target_": "ouroboros.Ouroboros", "draft": "x"}
     run(run_config(saved, model=model, decoder={"own": own}, costs=str(path)), say=lines.append)
     assert any("costs have no draft calls" in line for line in lines) is warned
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("gamma", [8, 9])
+def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
+    own = {**decoder_config("speculative"), "draft": "x", "gamma": gamma}
+    config = run_config(saved, decoder={"speculative": own})
+    target = SimpleNamespace(device=torch.device(device))
+    bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], target=target)
+    said = "speculative: these settings are tuned for a CPU"
+    lines = [line for line in caveats(config, bench, {"cpu_percent": 0.0}) if said in line]
+    assert len(lines) == (device == "cuda" and gamma == 8)
 
 
 @pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
