@@ -140,6 +140,16 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
     assert any("costs have no draft calls" in line for line in lines) is warned
 
 
+def test_decoders_that_lack_their_draft_model_are_told(saved):
+    names = ("suffix_hybrid", "suffix_decoding")
+    lines: list[str] = []
+    own = {name: decoder_config(name) for name in names}
+    own["suffix_hybrid"]["draft"] = None
+    run(run_config(saved, decoder=own), say=lines.append)
+    told = [line for line in lines if "without a draft model" in line]
+    assert [line.split(":")[0] for line in told] == ["suffix_hybrid"]
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("gamma", [8, 9])
 def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
