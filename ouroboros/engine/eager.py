@@ -46,7 +46,10 @@ def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
 class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
     valid until the next call. `forwards` counts forward passes; `captures_jointly` is true if joint
-    calls are captured as CUDA graphs."""
+    calls are captured as CUDA graphs; `drops_rows` if a model may leave out rows without logits in
+    its last layers, as Gemma 4 does."""
+
+    drops_rows = True
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -105,7 +108,7 @@ class Eager:
         keep: int | torch.Tensor = 0  # 0: all rows
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
-            keep = 1 if last else torch.tensor(rows, device=self.info.device)
+            keep = 1 if last and self.drops_rows else torch.tensor(rows, device=self.info.device)
         return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
 
     def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:

@@ -112,6 +112,7 @@ class Exact(Eager):
     changed since they were packed."""
 
     packed: PackedWeights
+    drops_rows = False  # attention computes all rows of the `Reach`
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0

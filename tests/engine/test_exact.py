@@ -12,10 +12,20 @@ from itertools import product
 
 import pytest
 import torch
-from architectures import SUPPORTED, config_of
+from architectures import MIXED, SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
-from tiny import RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of, random_tree
-from transformers import LlamaConfig
+from tiny import (
+    VOCAB,
+    RandomDrafter,
+    build,
+    llama,
+    mostly_slow,
+    noisy,
+    plain,
+    prompt_of,
+    random_tree,
+)
+from transformers import CONFIG_MAPPING, LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, decode, generate
 from ouroboros.engine.exact import Reach, attend, check_exact
@@ -60,6 +70,18 @@ EIGHT = list(product([*FIVE, "mistral", "qwen2", "qwen3"], DTYPES))
 )
 def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 4) == 0
+
+
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="an older transformers")
+def test_exact_generation_computes_rows_that_a_model_would_drop() -> None:
+    """Gemma 4 leaves out rows without logits in layers that share keys with earlier ones."""
+    shared = {**MIXED, "num_hidden_layers": 4, "layer_types": 2 * MIXED["layer_types"]}
+    shared |= {"num_kv_shared_layers": 2, "global_head_dim": 4}
+    shared |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+    model = build(config_of("gemma4_text", shared), dtype=torch.float32)
+    ids = torch.tensor([prompt_of(21, 3)])
+    found = generate(model, ids, decoder="greedy", exact=True, max_new_tokens=20)
+    assert found[0].tolist() == plain(model, ids[0].tolist(), 20)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
