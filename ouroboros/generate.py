@@ -87,7 +87,7 @@ class Generated(GenerateDecoderOnlyOutput):
 
     @property
     def calls(self) -> int:
-        """Number of target calls, one per step."""
+        """Number of steps of all rows, each with one target call, which rows of a batch share."""
         return sum(len(trace.steps) for trace in self.traces or ())
 
     @property
@@ -133,7 +133,8 @@ def generate(
     - `batch_size`: rows decoded together (None: all). A row's tokens do not depend on the other
       rows. Rows are decoded one at a time if `decoder` is a `Drafter`, if `pool_state="task"`, or
       if a model cannot score several sequences per call (`CachedModel.why_not_together`).
-    - `seed`: row i samples with `seed` + i; None uses torch's generator.
+    - `seed`: row i samples with `seed` + i, so give calls with n rows seeds that are n apart; None
+      uses torch's generator.
     - `stopping_criteria`: called with one row after each new token; in a batch, each row after the
       first has a shallow copy of each.
     - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
@@ -311,9 +312,11 @@ class CustomGenerate:
         pad, device = getattr(config, "_pad_token_tensor", None), input_ids.device
         max_new = max(1, min(lengths, default=config.max_length) - input_ids.shape[-1])
         rows: list[_Row] = []
+        scored = config.return_dict_in_generate and config.output_scores
         for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
             met = [copy.copy(own) for own in criteria] if rows else criteria  # they may count calls
             rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, device, streamer))
+            rows[-1].scores = _NoScores() if scored else None
         options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
         models = acquire(self.target or model, self.draft, self.owner, **options)
         with models as (target, draft):
@@ -391,6 +394,7 @@ class _Row:
     streamer: BaseStreamer | None
     choose: TokenSelector = argmax
     decoding: Decoding | None = None
+    scores: Any = None  # what criteria are given as scores
 
     def begin(self, decoding: Decoding) -> Decoding:
         """Set and return the row's decoding; pass the prompt to the streamer."""
@@ -406,7 +410,7 @@ class _Row:
         text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
         for length in range(self.sent + 1, len(trace.tokens) + 1) if self.criteria else ():
             start = text[:, : pad + length]
-            if any(_one(met, met(start, None)) for met in self.criteria):  # type: ignore[arg-type]
+            if any(_one(met, met(start, self.scores)) for met in self.criteria):
                 self.trace, self.decoding.left = cut(trace, length - len(self.prompt)), 0
                 break
         if self.streamer is not None:
@@ -418,6 +422,15 @@ class _Row:
 
 
 custom_generate = CustomGenerate
+
+
+class _NoScores:
+    """Raises `ValueError` if a criterion reads it: scores are computed after decoding."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ValueError("a stopping criterion reads scores, which it cannot have: leave it out")
+
+    __bool__ = __len__ = __iter__ = __getitem__ = _refuse
 
 
 def _one(criterion: StoppingCriteria, answer: torch.Tensor | bool) -> bool:
@@ -469,7 +482,7 @@ def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
             'padding_side="left", and set the mask to 1 where the pad token is text'
         )
     for name, value in inputs.items():
-        if value is None or name in IGNORED:
+        if value is None or name in IGNORED or (name == "mm_encoder_outputs" and not value):
             continue
         if name == "position_ids":
             if not torch.equal(value.expand_as(ids), (mask.cumsum(-1) - 1).clamp(min=0)):

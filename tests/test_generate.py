@@ -35,7 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.generate import FIELDS, Generated
+from ouroboros.generate import FIELDS, Generated, _prompts
 from ouroboros.processors import Constraint
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
@@ -594,6 +594,16 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     assert generate(target, IDS, draft=draft, **greedy).tolist() == hf(model, **greedy)
 
 
+def test_a_criterion_that_reads_scores_is_refused(models):
+    def unsure(ids, scores):
+        return bool(scores) and scores[-1].softmax(-1).max() < 0.5
+
+    options = {"stopping_criteria": [unsure], "max_new_tokens": 8}
+    assert generate(models[0], IDS, **options).tolist() == hf(models[0], max_new_tokens=8)
+    with pytest.raises(ValueError, match="criterion reads scores"):
+        generate(models[0], IDS, **options, output_scores=True, return_dict_in_generate=True)
+
+
 class Long(StoppingCriteria):
     """Answers with a Python bool."""
 
@@ -687,6 +697,8 @@ def test_what_is_wrong_is_named(models, door, options, reason):
 def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
     inputs = dict.fromkeys(("pixel_values", "inputs_embeds"), torch.zeros(1, 6))
     inputs |= {"position_ids": IDS, "past_key_values": DynamicCache((torch.zeros(2, 1, 1, 3, 1),))}
+    inputs |= {"mm_encoder_outputs": {"image": torch.zeros(1, 6)}}
+    assert _prompts(IDS, {"mm_encoder_outputs": {}}) == IDS.tolist(), "there are no images"
     for name, value in inputs.items():
         with pytest.raises(ValueError, match=name):
             custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
