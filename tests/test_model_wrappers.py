@@ -195,9 +195,10 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         (mistral, "sliding_window", None),
         (gemma3, "layer_types", [FULL, SLIDING]),
         (gemma3, "layer_types", [FULL, FULL]),
+        (lambda seed: llama(seed, num_hidden_layers=2), "num_hidden_layers", 1),
     ],
 )
-def test_a_changed_attention_pattern_is_followed(build, name, value):
+def test_a_changed_attention_pattern_or_depth_is_followed(build, name, value):
     model, ids = build(1), torch.tensor([prompt_of(19)])
     wrapped = CachedModel(model)
     for own in (model, wrapped):

@@ -240,7 +240,8 @@ class Fused(Eager):
 
 class FewRows:
     """Runs the whole model in one kernel call, for up to `MOST` rows. `table` [layers, fields] has
-    the addresses of weights and biases by layer; None if the kernel cannot multiply the weights."""
+    the addresses of weights and biases by layer; None if the kernel cannot multiply the weights.
+    `packed` keeps them in memory, also if another model with the same modules packs them again."""
 
     def __init__(self, engine: Fused) -> None:
         self.engine = engine
@@ -257,8 +258,8 @@ class FewRows:
             [layer.qkv, (layer.o_proj,), layer.gate_up, (layer.down_proj,)]
             for layer in engine.layers
         ]
-        packed = [group[0].packed.address for row in groups for group in row]
-        if not all(packed) or not engine.head.packed.address or not POOL:
+        self.packed = [part.packed for row in groups for part, *_ in row] + [engine.head.packed]
+        if not all(own.address for own in self.packed) or not POOL:
             return
         self.biases = [[_bias(*group) for group in row] for row in (*groups, [(engine.head,)])]
         rows: list[list[int]] = []
@@ -414,8 +415,10 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         return False
     if any(set(model.get_submodule(path)._modules) != names for path, names in CHILDREN):
         return False
-    if any(type(part).__module__.split(".")[0] not in OWNERS for part in model.modules()):
-        return False  # a subclass may compute something else
+    kinds = {type(part) for part in model.modules()}
+    owners = {own.__module__.split(".")[0] for kind in kinds for own in (kind, kind.forward)}
+    if not owners <= OWNERS:
+        return False  # a subclass, or a class whose forward was replaced
     base: Any = model.model
     layers, norms = [_layer(layer) for layer in base.layers], [base.norm]
     for layer, module in zip(layers, base.layers, strict=True):
@@ -434,7 +437,7 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
     scales = {layer.self_attn.scaling for layer in base.layers}
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
     return (
-        bool(layers)
+        len(layers) == len(info.layers)  # else the config leaves some out
         and not is_hooked(model)
         and len(shapes) == len(eps) == len(scales) == 1
         and None not in eps

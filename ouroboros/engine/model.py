@@ -204,8 +204,8 @@ class CachedModel(TreeModel):
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empties the cache if weights or adapters have
         changed, and if modules have hooks, which may read state; raises `ValueError` if `shape_of`
-        the model or its attention has changed. State of modules in lists or other objects is not
-        watched: call `empty` after changing it.
+        the model or its attention has changed. Of a module's state, numbers, text, tensors, and
+        lists and dictionaries of these are watched; call `empty` after changing anything else.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.

@@ -37,7 +37,7 @@ NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
 SAMPLES = 8  # elements of each weight that are compared
 PLAIN = (bool, int, float, str)
-ADAPTERS = ("active_adapters", "_active_adapter", "scaling")  # of PEFT's layers
+INTERNAL = frozenset(vars(torch.nn.Module()))  # torch's own attributes of every module
 
 
 def padded_nodes(count: int) -> int:
@@ -103,23 +103,33 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights: for each module, its class, the id
-    of its `forward` if that was replaced (else of None), plain attributes, such as an epsilon, PEFT
-    adapters, tensors that are no buffers (id and count of writes) and, last, the ids of hooks."""
+    of its `forward`, its attributes (see `_fact`; PEFT's adapters and an epsilon are among them)
+    and, last, the ids of hooks."""
     return [
         (
             type(own),
-            id(own.__dict__.get("forward")),
-            {n: v for n, v in own.__dict__.items() if type(v) in PLAIN and n != "training"},
-            *(str(own.__dict__.get(name)) for name in ADAPTERS),
-            [
-                (name, id(value), value.is_inference() or value._version)
+            id(own.__dict__.get("forward", type(own).forward)),
+            {
+                name: fact
                 for name, value in own.__dict__.items()
-                if isinstance(value, torch.Tensor)
-            ],
+                if name not in INTERNAL and (fact := _fact(value)) is not None
+            },
             (*own._forward_pre_hooks, *own._forward_hooks),
         )
         for own in model.modules()
     ]
+
+
+def _fact(value: object) -> object:
+    """Return what tells one value of an attribute from another: plain values themselves, a tensor's
+    id and count of writes, the same for the items of lists, tuples and dictionaries; else None."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value.is_inference() or value._version
+    if isinstance(value, dict):
+        return [(str(key), _fact(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_fact(item) for item in value]
+    return value if type(value) in PLAIN else None
 
 
 def model_state(model: torch.nn.Module) -> tuple:
@@ -146,10 +156,10 @@ def attention_of(model: Any) -> str:
 
 def shape_of(model: Any) -> dict[str, str]:
     """Return, as text by name, what is fixed when a model is wrapped: the number of ids, the dtype
-    and the settings of its config that masks follow."""
+    and the settings of its config that masks and the loop over layers follow."""
     config, ids = model.config.get_text_config(), len(model.get_input_embeddings().weight)
-    masks = ("sliding_window", "layer_types", "is_causal")
-    found = {"ids": ids, "dtype": model.dtype, **{n: getattr(config, n, None) for n in masks}}
+    names = ("sliding_window", "layer_types", "is_causal", "num_hidden_layers")
+    found = {"ids": ids, "dtype": model.dtype, **{n: getattr(config, n, None) for n in names}}
     return {name: str(value) for name, value in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 
 import pytest
 import torch
@@ -217,6 +218,17 @@ def test_a_change_of_the_model_is_followed(change):
     assert logit_error(expected, before[0]) > 100 * tolerance(torch.float32)
 
 
+def test_a_replaced_forward_of_a_class_is_followed(monkeypatch):
+    ours, _ = both("llama", **WIDE)
+    prompt, kind = prompt_of(9), type(ours.model.model.layers[0].mlp)
+    before, plain = decode(ours, Greedy(), prompt, max_new=8).tokens, kind.forward
+    monkeypatch.setattr(kind, "forward", lambda own, x: -2 * plain(own, x))
+    ids = torch.tensor([prompt])
+    expected = copy.deepcopy(ours.model).generate(ids, max_new_tokens=8, do_sample=False)[0]
+    assert decode(ours, Greedy(), prompt, max_new=8).tokens == expected.tolist() != before
+    assert not isinstance(prepacked(copy.deepcopy(ours.model)).engine, Fused)
+
+
 @pytest.mark.parametrize("change", ["an epsilon", "the angles", "a norm's class"])
 def test_exact_generation_follows_a_change(change):
     model = build(config_of("llama", SUPPORTED["llama"]), dtype=torch.float32)
@@ -306,6 +318,26 @@ def test_a_model_with_a_weight_that_cannot_be_packed_is_called_by_its_modules():
     weight = hub.model.layers[0].self_attn.q_proj.weight
     hub.model.layers[0].self_attn.q_proj.weight = nn.Parameter(weight.detach().T.contiguous().T)
     assert not isinstance(prepacked(hub).engine, Fused)
+
+
+def test_a_model_that_leaves_out_layers_is_called_by_its_modules():
+    """Kernels would write keys of all layers, beyond the cache's end."""
+    model = llama(dtype=torch.float32, num_hidden_layers=3)
+    model.config.num_hidden_layers = 1
+    assert not fused._is_llama_like(model, CachedModel(model)._info)
+
+
+def test_layers_that_two_models_share_may_be_packed_twice():
+    """As by a draft that consists of the target's first layers. The kernel still reads the copies
+    whose addresses it has, because a prefix is cached."""
+    ours, _ = both("llama", **WIDE)
+    draft, prompt = llama(dtype=torch.float32, **WIDE), prompt_of(9)
+    before = decode(ours, Greedy(), prompt, max_new=8).tokens
+    read = weakref.ref(ours.engine.layers[0].o_proj.packed)
+    draft.model.layers = nn.ModuleList(ours.model.model.layers[:1])
+    prepacked(draft)
+    assert decode(ours, Greedy(), prompt, max_new=8).tokens == before
+    assert ours.engine.few.table is None or read() is not None
 
 
 def test_the_modules_are_called_on_request_and_where_kernels_do_not_serve(monkeypatch):

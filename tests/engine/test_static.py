@@ -248,16 +248,20 @@ MODULES = {
     "a hook": lambda m: m.model.embed_tokens.register_forward_hook(lambda _, __, out: out.flip(-1)),
     "attention": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 1.5),
     "an adapter": lambda m: m.lm_head.scaling.update(own=-2.0),
+    "a merged adapter": lambda m: m.lm_head.merged.append("own"),
 }
 
 
 @pytest.mark.parametrize("change", MODULES)
 def test_modules_changed_between_texts_are_followed(graphed, change):
-    """As by an adapter that is switched on, or whose scale is set (in a dictionary, in PEFT)."""
+    """As by an adapter that is switched on, or whose scale is set (in a dictionary, in PEFT), or
+    that is merged (in a list)."""
     model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
-    model.lm_head.scaling = {"own": 1.0}
+    model.lm_head.scaling, model.lm_head.merged = {"own": 1.0}, []
     head = model.lm_head.forward
-    model.lm_head.forward = lambda x: head(x) * model.lm_head.scaling["own"]
+    model.lm_head.forward = lambda x: (
+        head(x) * (model.lm_head.scaling["own"] - 3 * len(model.lm_head.merged))
+    )
     cached = Session(graphed(model))
     before = cached.score([3, 4, 5], tree).clone()
     MODULES[change](model)
