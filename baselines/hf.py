@@ -233,8 +233,8 @@ class HFGenerate:
 def timed_steps(
     arrivals: Sequence[tuple[float, int]], started: float, calls: Sequence[float] = ()
 ) -> list[StepRecord]:
-    """Return one `StepRecord` per arrival of new tokens (seconds, count). `started` is the start
-    time of the first step, and `calls` has the start times of draft calls."""
+    """Return one `StepRecord` for each arrival of new tokens, a pair (time in seconds, number of
+    tokens). `started` is when the first step began; `calls` are the start times of draft calls."""
     steps, before = [], started
     for at, new in arrivals:
         steps.append(

@@ -19,15 +19,15 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Racer(TokenRecycling):
-    """Drafts up to `nodes` nodes: first the most frequent continuations of the last `shortest` to
-    `ngram` - 1 tokens, then tokens from successor rows, breadth first. A match and its continuation
-    have at most `ngram` tokens in total.
+    """Drafts up to `nodes` nodes: n-gram continuations first, then tokens from successor rows.
 
-    From successor rows the root gets `breadth` children. If a node gets b children, its child j
-    (from 0) gets b / 2^(j + 1) children, or b / 2^j if the node is a child of the root; at least 1.
-    Prompt tokens are never scored as tree nodes, so `read_prompt` learns successors from the
-    prompt's text. `state` "task" keeps n-grams and rows between prompts; `memory` is as in
-    `SuffixTree`.
+    N-grams: the most frequent continuations of the last m tokens, for each m from `shortest` to
+    `ngram` - 1. Match and continuation have at most `ngram` tokens in total. Successor rows:
+    breadth first; the root gets `breadth` children. Child j (from 0) of a node with b children gets
+    b / 2^(j + 1) children (b / 2^j if the node is a child of the root), at least 1.
+
+    `read_prompt` learns successors from the prompt's text, which is never scored as tree nodes.
+    `state` "task" keeps n-grams and rows between prompts; `memory` is that of `SuffixTree`.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class TokenRecycling:
         self._fresh = True
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: {"rows": {token as text: its successors}}."""
+        """Return the state kept between prompts: {"rows": {str(token id): successor ids}}."""
         return {"rows": {str(token): row for token, row in self.rows.items()}}
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -25,7 +25,7 @@ Model = PreTrainedModel | CachedModel
 
 class WrapperCache:
     """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
-    Each is stored with the attention, weight addresses and `shape_of` for which it was made.
+    A wrapper is replaced if the model's attention, weight addresses or `shape_of` have changed.
     `decoding`: whether the decoder is in use."""
 
     def __init__(self) -> None:

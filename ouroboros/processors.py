@@ -40,9 +40,9 @@ class Processed(TokenSelector):
     - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
       to it for the processors
     - `padding`, `row`: in a batch, the left padding and the row number that processors see
-    - `eos`, `prompt_len`: a `prefix_allowed_tokens_fn` never sees one of these ids after the prompt
+    - `eos`, `prompt_len`: no `prefix_allowed_tokens_fn` is called after an end token in the output
 
-    A processor of your own must set `reads_text_only = True`. Raises `ValueError` naming a
+    A custom processor must set `reads_text_only = True`. Raises `ValueError` with the name of a
     processor that may keep state.
     """
 

@@ -1,5 +1,5 @@
-"""Drafters, which propose token trees: Ouroboros, the published Ouroboros, and lookahead.
+"""Drafters, which propose token trees: Ouroboros, its version in the paper, and lookahead decoding.
 
-`save_state` and `load_state` store what a drafter learned. The drafters that Ouroboros is compared
-with are in `ouroboros.baselines`.
+`save_state` and `load_state` store what a drafter learned. The baselines' drafters are in
+`ouroboros.baselines`.
 """

@@ -13,31 +13,30 @@ LONG_READ = 16  # reading up to this many uncached tokens before a draft call co
 class Guard:
     """Decides which steps are plain (without a draft), and corrects the predicted costs of calls.
 
-    A step's gain, in tokens, is its number of new tokens minus (its time / the time of a plain
-    step), and at least -SPIKE. The time of a plain step is the median of the last five, scaled by
-    the predicted cost of a call at the current context length, and at most the step's own time
-    without its draft calls. Once CHECK plain steps in a row follow steps that lost time, these are
-    compared with them too and the smaller loss counts: the whole machine may have been slower.
+    A step's *gain* is its number of new tokens minus (its time / the time of a plain step), at
+    least -SPIKE. The time of a plain step is the median of the last five, scaled to the current
+    context length by the predicted costs of calls. It is at most the step's own time without its
+    draft calls. Because the whole machine may have been slower, losses are computed again after
+    CHECK plain steps in a row, from the fastest of these; the smaller loss counts.
 
-    - Within a prompt: `lost` sums the negated gains, but is never below -GAIN. If it exceeds LOSS
-      plus a quarter of `credit`, the next PAUSE steps are plain, unless the comparison with the
-      first CHECK of them shows a smaller loss; then `lost` restarts at 0. Each further pause is
-      twice as long, until `lost` falls to -GAIN. A pause ends with the prompt.
+    - Within a prompt: `lost` sums the losses minus the gains, and never falls below -GAIN. If it
+      exceeds LOSS + `credit` / 4, drafting pauses for PAUSE steps. After CHECK of these, losses are
+      computed again: if `lost` is now within the limit, drafting resumes; otherwise `lost` restarts
+      at 0. Pauses double until `lost` falls to -GAIN, and end with the prompt.
     - Across prompts: `credit` starts at START and sums all gains, up to MOST; each plain step adds
-      SHARE. If it is negative when a prompt begins, and each of the last two prompts with drafts
-      lost time, steps are plain until `credit` is 0, even if that takes several prompts; and
-      `node_price` is updated.
+      SHARE. If a prompt begins with a negative `credit`, and the last two prompts with drafts both
+      lost time, steps are plain until `credit` reaches 0, even over several prompts.
 
-    A prompt's first step, which includes the prefill, is not counted. The first three steps of a
-    run are plain. If the draft model reads more than LONG_READ uncached tokens in a step, the whole
-    gain counts in `credit`, without the limit -SPIKE, and not in `lost`.
+    The first three steps of a run are plain. A prompt's first step is not counted, because it
+    includes the prefill. If the draft model reads more than LONG_READ uncached tokens in a step,
+    the step counts in `credit` only, without the limit -SPIKE.
 
-    Costs are corrected as follows. The predicted cost of draft calls is multiplied by
-    `draft_price`, the median of measured / predicted times, limited to 1 / LIMIT and LIMIT; a plain
-    call's time is limited by that of the step's own target call (to within TRUST). The
-    predicted cost of a target call grows by `node_price` per node, the median of (measured -
-    predicted cost) / draft nodes, where the cost of a target call of one node is 1. Without step
-    times, as in replays, nothing is paused or corrected.
+    Two predicted costs are corrected:
+    - draft calls: multiplied by `draft_price`, the median of measured / predicted times in plain
+      calls, within 1 / LIMIT and LIMIT. The step's target call bounds a plain call's time (TRUST)
+    - target calls: `node_price` is added per node, the median of (measured - predicted cost) /
+      draft nodes, where a target call of one node costs 1; updated when `credit` stops drafting
+    Without step times, as in replays, nothing is paused or corrected.
     """
 
     LOSS, GAIN, PAUSE, SPIKE, CHECK = 1.0, 4.0, 48, 2.0, 2

@@ -62,11 +62,10 @@ class Window:
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
         """Append the predictions after the last row as a new row; `chosen[i]` is the target's token
-        after node i. Shift the window, so that it starts at `following`, the token after the
-        accepted path.
+        after node i. Shift the window to start at `following`, the token after the accepted path.
 
-        Return one n-gram per column: a key, then `height` tokens. Until the window is full, return
-        an empty list.
+        Return the n-gram of each column: its key in the pool, then `height` tokens. Return an empty
+        list until the window is full.
         """
         if not self.rows:
             return []

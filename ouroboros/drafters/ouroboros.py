@@ -184,7 +184,7 @@ class Ouroboros:
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from the verified tree; keep accepted nodes in the draft model's cache. Do nothing
-        if the tree is not the proposed one (pruned at the end of the context)."""
+        if the tree is not the proposed one, as after pruning near the context limit."""
         if tree is not self._proposed:
             return
         drafted = self.grower.drafted_prefix(path)

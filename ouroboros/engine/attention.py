@@ -1,14 +1,14 @@
-"""Attention for trees without repeating keys and values.
+"""Tree attention that reads cached keys and values in place.
 
 Under `sdpa` with a mask, transformers repeats every key and value head for each query head of its
 group, which copies the whole context in each layer, at each step. *Packed* attention instead stacks
-a group's query heads along the query axis, which gives the same sums and reads the cached keys and
-values in place. On a GPU the kernel in `ouroboros.engine.triton_attention` does the same and also
-splits the slots between the multiprocessors.
+a group's query heads along the query axis, which gives the same sums without copies. On a GPU the
+kernel in `ouroboros.engine.triton_attention` does the same and also splits the context between the
+multiprocessors.
 
 Both are registered with transformers' `AttentionInterface`, also for joint calls of several
-sequences. A model that runs on `sdpa` is switched to one of them; any other model keeps its own
-implementation. Calls that they do not support go to transformers' own function.
+sequences. A model that runs on `sdpa` is switched to packed attention or the kernel; any other
+model keeps its own implementation. Unsupported calls fall back to transformers' own function.
 """
 
 from __future__ import annotations

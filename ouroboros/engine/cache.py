@@ -126,8 +126,8 @@ Pools = dict[LayerShape, tuple[torch.Tensor, torch.Tensor]]
 def allocate(shapes: Mapping[LayerShape, Sequence[int]], slots: int) -> Pools:
     """Return pools of `slots` slots. `shapes` maps each layer shape to the indices of its layers.
 
-    They are zeroed, because NaNs in uninitialised memory would pass through a mask. They are never
-    inference tensors, because layers would be recompiled for these.
+    Pools are zeroed, because NaNs in uninitialised memory would pass through a mask. They are never
+    inference tensors, which would make compiled layers recompile.
     """
     pools = {}
     for shape, members in shapes.items():

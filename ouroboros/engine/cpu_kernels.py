@@ -286,12 +286,12 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
 
 @numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, bias, out):
-    """Write to `out`, [n, columns], the product of the rows at address `rows`, [n, width], and a
-    weight in oneDNN's layout, plus `bias` if not empty. Threads take work items of 64 columns from
-    `counter`.
+    """Multiply the rows at address `rows`, [n, width], by a weight in oneDNN's layout, add `bias`
+    if not empty, and write the result to `out`, [n, columns]. Threads take work items of 64 columns
+    from `counter`.
 
     Sums in oneDNN's order: each block of inputs is summed separately, then added to the total. With
-    more than four rows, multiplying the first eight also prefetches the next block.
+    more than four rows, the next block of weights is prefetched during the first eight.
     """
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2

@@ -118,9 +118,9 @@ class ExactStatic(Static):
         whole: SlotCache,
         token: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Score one layout or more, each with its sequence's slots; return the logits of each,
-        [rows, vocab]. `whole` is the cache whose pools contain the slots of all of them. `token`
-        ([1], on the device) replaces the first id."""
+        """Score one or more layouts, each with its sequence's slots; return the logits of each,
+        [rows, vocab]. The pools of the cache `whole` contain all these slots. `token` ([1], on the
+        device), if given, replaces the first token id."""
         if any(not layout.base for _, layout in parts):
             self._follow_weights()
             if self.stale:
@@ -252,10 +252,10 @@ class RowOperators(Operators):
 def make_exact_static(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, backend: Any = "inductor"
 ) -> tuple[ExactStatic, str]:
-    """Return the engine for exact calls on a GPU, and why its layers are not compiled ("" if they
-    are). Replaces the model's attention; overwrites the first slots.
+    """Return the engine for exact calls on a GPU, and the reason if its layers are not compiled
+    (else ""). Replaces the model's attention; overwrites the first slots.
 
-    Raises `ValueError` with the reason if the model's calls cannot be made exact, or are not.
+    Raises `ValueError` with the reason if the model is not supported or its calls are not exact.
     """
     name, widths = type(model).__name__, {(s.key_width, s.value_width) for s in info.layers}
     devices = {weight.device for weight in model.parameters()}

@@ -71,8 +71,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Compare a few tokens' logits in one call, among decoys and in a single step; return the KV
-    cache shapes."""
+    """Compare logits of a sequence alone, among decoy siblings, and with one token in a single
+    step; return the KV cache shapes. Raises `ValueError` if they differ."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")

@@ -79,7 +79,7 @@ def unpack_jointly(
 ) -> tuple[Any, ...]:
     """Return views of the inputs packed in `words`: ids, rows, positions and slots [size], and the
     tables as masks for the model, [1, 1, size, entries] (a dict by layer type if types are mixed).
-    `entries` of a row of the tables: as given, or None for those of `pack_jointly`."""
+    `entries` is the length of a table row (None: as in `pack_jointly`)."""
     ids, rows, positions, slots = words[: 4 * size].view(4, size)
     count, size, usual = _table_shape(info, size)
     shape = count, size, entries or usual

@@ -51,8 +51,8 @@ def product(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return `x` [..., depth] times the transposed `weight` [outputs, depth], plus `bias` [outputs]
-    if given: [..., outputs] in x's dtype. The weight is int8 with a `scale` for each output, or has
-    x's dtype. A GPU uses the fastest kernel for up to `MOST` rows, otherwise torch (`plain`)."""
+    if given, as [..., outputs] in x's dtype. The weight is int8 with a `scale` for each output, or
+    has x's dtype. On a GPU, up to `MOST` rows use the fastest kernel; other calls use `plain`."""
     rows = x.numel() // x.shape[-1]
     if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
         return plain(x, weight, scale, bias)

@@ -170,14 +170,14 @@ def batch_table(
 def break_even(
     plain: Sequence[Sample], samples: Sequence[Sample]
 ) -> tuple[float, float | None, str | None]:
-    """Return (acceptance rate, break-even rate, explanation): a decoder's acceptance rate per draft
-    token, the rate at which it would be as fast as greedy, and one line that explains both.
+    """Return (acceptance rate, break-even rate, explanation) of a decoder. At the break-even rate,
+    the decoder would be as fast as greedy.
 
-    `plain` are greedy's samples, `samples` the decoder's, with times, measured or predicted. Only
-    steps after the first are used, because the first includes the prefill; the line gives times in
-    mean greedy steps. Tokens are assumed to be accepted independently, along one chain. The
-    acceptance rate is 0 if nothing is drafted. The second value is None if drafts of this length
-    never break even; the line is None if no sample has a second step.
+    `plain` are greedy's samples, `samples` the decoder's, with measured or predicted times. Only
+    steps after the first are used, because the first includes the prefill. Draft tokens are assumed
+    to form a chain and to be accepted independently. The acceptance rate is 0 if nothing is
+    drafted. The break-even rate is None if drafts of this length never break even. The explanation,
+    one line with times in mean greedy steps, is None if no sample has a second step.
     """
     base, ours = ([s for one in of for s in one.steps[1:] if s.scored] for of in (plain, samples))
     if not base or not ours:

@@ -71,8 +71,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
-        """Rebuild a sample from `to_dict`'s values; other values raise `KeyError`, `TypeError` or
-        `ValueError`."""
+        """Rebuild a sample from its `to_dict`. Raises `KeyError`, `TypeError` or `ValueError` for
+        invalid data."""
         data = {key: value for key, value in data.items() if key not in NO_FIELDS}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         found = cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})

@@ -270,5 +270,5 @@ def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
 
 
 def known_of(frame: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
-    """Return those of `metrics` that at least one decoder has, in order."""
+    """Return the metrics with a value for at least one decoder, in order."""
     return [metric for metric in metrics if frame[metric].notna().any()]

@@ -146,8 +146,8 @@ def write_report(
 def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
     """Return the text of "report.md" or "report.html", rendered from the sections.
 
-    The page needs no network: plots are inline SVG in its light or dark colours. `data` is passed
-    to the template (for the page, what its viewer shows).
+    report.html works offline: its plots are inline SVG that follow its light or dark mode. `data`
+    is passed to the template; report.html needs `data=`, the content of its tree viewer.
     """
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report"),

@@ -36,7 +36,7 @@ yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate pro
 
 
 class Table(NamedTuple):
-    """A frame of cells and the name of its files."""
+    """A table's cells, its caption and `name`, the stem of its file names."""
 
     name: str
     caption: str
@@ -57,8 +57,8 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 def columns(summary: Summary, table: str) -> list[Metric]:
     """Return the metrics that a run's table shows: those with a value for at least one decoder.
 
-    The default table shows at most one score of the task, and a metric with `instead_of` only if
-    none of the metrics named there is available.
+    The default table shows at most one task score. It leaves out a metric if another metric named
+    in its `instead_of` is available.
     """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
@@ -108,8 +108,8 @@ def run_tables(summary: Summary) -> list[Table]:
 
 
 def group_table(summary: Summary) -> list[Table]:
-    """Return [the table of speedups by group of prompts], a row per group and a column per decoder;
-    [] without groups or speedups."""
+    """Return a list of one table: speedups, with a row per group of prompts and a column per
+    decoder. The list is empty without groups or speedups."""
     shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
     known = [metric for metric in shown if _known(summary.groups, metric.name)]
     if not known:

@@ -150,9 +150,9 @@ class ResultsFolder:
         return found
 
     def engines(self) -> dict[str, str]:
-        """Return the engine of each model by role, {"target": "fused"}, if this folder's run is on
-        a CPU; else {}. On a CPU engines are chosen by timing, so a resumed run must not choose
-        again."""
+        """Return each model's engine by role, such as {"target": "fused"}, if this folder's run is
+        on a CPU; else {}. A resumed run must reuse these engines, because on a CPU they were chosen
+        by timing."""
         model = self.load_run().get("model", {}) if (self.path / RUN).exists() else {}
         if model.get("device") != "cpu":
             return {}

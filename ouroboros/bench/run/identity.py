@@ -60,11 +60,11 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
 def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
-    """Return what run.json records about a run before its models are loaded.
+    """Return the part of run.json that is known before the models are loaded.
 
-    - `config`: `settings`
+    - `config`: the options that may affect samples
     - `contents`: hashes of the prompts, of files and of classes, by option
-    - `load`: `host_load`; `provenance`: `provenance`
+    - `load`: current CPU and GPU load; `provenance`: time, versions, git state and machine
     """
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
     found = {"config": settings(config), "contents": contents}

@@ -67,8 +67,8 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the target's predictions that cannot be read off the output, by prefix key: after
-        draft nodes that left the output (prompt and `new_tokens`), and after its end."""
+        """Return the target's predictions, by prefix key, that prompt and `new_tokens` do not
+        contain: after draft nodes that differ from them, and after their last token."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))

@@ -69,12 +69,12 @@ def templates_of(task: str) -> dict[str, Template]:
 
 @dataclass(kw_only=True)
 class DatasetTask:
-    """Base class of tasks with rows; its options are the source of the rows, the template and the
-    stop strings (None: the template's).
+    """Base class of tasks whose prompts are rows of data. Options select the data, the template and
+    the stop strings (None: the template's).
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
-    Without a `path`, rows are downloaded from `hub` (id, config, split), at a `revision` (a commit)
-    if given. A task without `hub` describes the file that it needs in `needs_path`.
+    Without a `path`, rows are downloaded from `hub` (id, config, split), at the commit `revision`
+    if given. A task without `hub` needs a `path`; `needs_path` describes that file.
     """
 
     name: ClassVar[str]

@@ -1,24 +1,24 @@
 """Candidate tokens after a node, and the probability that each is the target's next token.
 
-Candidates come from phrases and, once the draft model has scored the node, also from its ranking. A
-candidate t from phrases has a *share*, computed by a PPM mixture over match lengths k:
+Candidates come from three sources. The first is phrases. A candidate t from phrases has a *share*,
+computed by a PPM mixture (prediction by partial matching) over match lengths k:
 
     p_k(t) = (c_k(t) + STRENGTH p_{k-1}(t)) / (C_k + STRENGTH),   p_0 = 0
 
 c_k(t) is the total weight of occurrences that match at least k tokens and continue with t; C_k is
-the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences). The share
-of a token in the draft model's ranking is its probability.
+the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences).
 
-The target ranks tokens after every node that it scores. When the node's token occurs again in the
-same sequence, the tokens of these rankings are candidates too, runners-up included. Their *ranked
-share* is their mean probability, weighted by FADE ** (number of newer rankings) and MATCH ** (match
-length).
+The second is the draft model's ranking, once it has scored the node; its shares are probabilities.
+The third is the target's rankings after earlier nodes with the same token, in the same sequence. A
+token's *ranked share* is its mean probability in them, weighted by FADE ** (number of newer
+rankings) times MATCH ** (match length).
 
-Logistic models turn features (named in `state`) into probabilities: one for nodes with phrases
-alone, one for nodes that the draft model has scored, each with other weights where rankings are
-known. Invariants: an estimate depends on the text,
-the path, the ranking, the temperature, the sampler's noise and the learned state, never on the rest
-of the tree; ties keep discovery order; a node's child probabilities sum to at most 1.
+Logistic models turn features (named in `state`) into probabilities. There are four: for nodes that
+the draft model has scored or not, and with or without such target rankings.
+
+Invariants: an estimate depends on the text, the path, the ranking, the temperature, the sampler's
+noise and the learned state, never on the rest of the tree; ties keep discovery order; a node's
+child probabilities sum to at most 1.
 """
 
 from __future__ import annotations
