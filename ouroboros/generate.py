@@ -485,7 +485,7 @@ def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
         if value is None or name in IGNORED or (name == "mm_encoder_outputs" and not value):
             continue
         if name == "position_ids":
-            if not torch.equal(value.expand_as(ids), (mask.cumsum(-1) - 1).clamp(min=0)):
+            if not (value == (mask.cumsum(-1) - 1).clamp(min=0)).all():  # some have several axes
                 raise ValueError(
                     "position_ids other than 0, 1, 2, ... are not supported: omit them"
                 )

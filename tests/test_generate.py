@@ -698,7 +698,8 @@ def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
     inputs = dict.fromkeys(("pixel_values", "inputs_embeds"), torch.zeros(1, 6))
     inputs |= {"position_ids": IDS, "past_key_values": DynamicCache((torch.zeros(2, 1, 1, 3, 1),))}
     inputs |= {"mm_encoder_outputs": {"image": torch.zeros(1, 6)}}
-    assert _prompts(IDS, {"mm_encoder_outputs": {}}) == IDS.tolist(), "there are no images"
+    axes = torch.arange(6).expand(4, 1, 6)  # positions of multimodal models; there are no images
+    assert _prompts(IDS, {"mm_encoder_outputs": {}, "position_ids": axes}) == IDS.tolist()
     for name, value in inputs.items():
         with pytest.raises(ValueError, match=name):
             custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
