@@ -51,8 +51,8 @@ class Racer(TokenRecycling):
         self._seen = 0
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: {"rows": {token as text: its successors}, "text":
-        all texts, separated by END}."""
+        """Return the state kept between prompts: {"rows": {str(token id): successor ids},
+        "text": all texts, separated by END}."""
         return {**super().state_dict(), "text": self.tree.text}
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -1,5 +1,5 @@
-"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): after a token, draft the tokens that
-the target ranked highest after it when that token was last scored, accepted or rejected."""
+"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): remember the target's most
+probable next tokens after each scored token, accepted or rejected, and draft from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATHS = re.findall(
 
 def template(nodes: int) -> list[tuple[int, int]]:
     """Return the `nodes` most probable nodes of the published tree, in order, as (parent, rank):
-    the index of the parent in this list (-1: the root), and the rank of the node's token after it.
+    the index of the parent in this list (-1: the root), and the token's rank in its parent's row.
     The assumed probability of a node decreases with its depth and with the ranks on its path."""
 
     def likely(path: str) -> float:

@@ -76,8 +76,8 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return (token, accepted) after a node: whether the token is one of the candidates in
-        `drawn` (None: there are none). `p` is the target's distribution, [vocab]."""
+        """Return the token after a node, and whether it is an accepted candidate of `drawn` (None:
+        no candidates). `p` is the target's distribution, [vocab]."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)
@@ -117,8 +117,8 @@ class Speculative:
     The draft ends after the first token whose probability is below `confidence` (as in
     transformers' assisted generation). `verification` "shared" compares tokens sampled with shared
     noise. "rejection" uses rejection sampling, with `candidates` samples per position; the first
-    one continues the draft. At temperature 0 both give greedy decoding. Raises
-    `ValueError` for settings out of range.
+    one continues the draft. At temperature 0 both give greedy decoding. Raises `ValueError` for
+    settings out of range.
     """
 
     def __init__(
@@ -212,8 +212,8 @@ class AdaptiveSpeculative(Speculative):
     PRIOR, and drafting is tried again.
 
     The length is also 0 while the draft model's prefill would take longer than drafting is expected
-    to save on the remaining tokens. Their number is estimated as that of the tokens generated so
-    far plus READ_AHEAD, at most the rest of `max_new`.
+    to save on the remaining tokens. As many are expected to remain as were generated, plus
+    READ_AHEAD, but at most the rest of `max_new`.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97

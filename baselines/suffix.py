@@ -92,7 +92,7 @@ class SuffixDecoding:
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: {"past": the earlier outputs, separated by END,
-        "output": that of the current prompt}."""
+        "output": the current prompt's output}."""
         return {"past": self._past.text, "output": self._output()}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -113,9 +113,9 @@ class SuffixDecoding:
             self._chain.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
-        """Return the draft with the best score or, if that is below the threshold, steps that
-        return the draft model's. Return the root alone without a match and, with `branches`, in the
-        first step after a long prompt."""
+        """Return the draft with the best score or, if that is below the threshold, the draft
+        model's `Steps`. Return the root alone if no suffix occurred before or, with `branches`, in
+        the first step after a long prompt."""
         unread, fresh = not self._seen, tokens[self._seen :]
         if unread:
             self._prompt = len(tokens)
@@ -148,7 +148,7 @@ class SuffixDecoding:
         ties go to the longest. `positions[m - 1]` is where the last m tokens end in `tree`.
 
         Skips a match that occurs as often as a longer one (its continuations are the same). Stops
-        at a match whose draft could not be longer than the best score.
+        at a match whose draft cannot have a higher score.
         """
         best, seen = Draft([], [], 0.0), -1
         draw = branches if self.branches else chain

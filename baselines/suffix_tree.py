@@ -32,7 +32,7 @@ class SuffixTree:
 
     `active[m - 1]` is the node of the last m tokens, for each m up to the longest suffix that
     occurred before. A token of ordinary text takes about 1 kB of memory, at most `depth` x 0.3 kB.
-    When a text ends and all texts exceed `memory` tokens, the oldest are dropped.
+    If all texts together exceed `memory` tokens when one ends, the oldest are dropped.
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
@@ -112,9 +112,9 @@ class SuffixTree:
         return Position(node) if self.children[node] else Position(node, self.starts[node])
 
     def follow(self, positions: Sequence[Position], token: int) -> list[Position]:
-        """Return `positions` after another text has grown by `token`: `positions[m - 1]` is where
-        the last m tokens of that text end in this tree, for each m up to the longest suffix found
-        in it."""
+        """Return where the suffixes of another text end in this tree, after `token` was appended to
+        that text: entry m - 1 is for its last m tokens, up to the longest suffix found. `positions`
+        is the result for the text without `token`."""
         longer = []
         for node, at in (ROOT, *positions[: self.depth - 2]):
             if at < 0:
@@ -129,8 +129,7 @@ class SuffixTree:
         return longer
 
     def after(self, position: Position) -> list[tuple[int, Position]]:
-        """Return (count, where it ends) for each n-gram that is one token longer than that at
-        `position`."""
+        """Return (count, position) of each one-token extension of the n-gram at `position`."""
         node, at = position
         if at < 0:
             children = self.children[node].items()

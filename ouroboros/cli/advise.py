@@ -48,7 +48,7 @@ def advise(options: dict) -> tuple[int, dict]:
     """Print each decoder's prediction, the best command and why others are slow; return 0 and the
     JSON document. With a `results_dir`, write it as advice.json, with costs.json.
 
-    The best command repeats those of the command's overrides that apply to it.
+    The best command repeats the user's overrides that apply to it.
     """
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
@@ -149,8 +149,8 @@ def advise(options: dict) -> tuple[int, dict]:
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
-    """Return off-text rates by decoder for the path of an advice.json; {"": rates}, for any
-    decoder, for two shares; {} for None. Raises `ValueError` for anything else."""
+    """Return off-text rates by decoder. `given` is the path of an advice.json, two shares (returned
+    as {"": rates}, for every decoder) or None ({}). Raises `ValueError` for anything else."""
     if not isinstance(given, str):
         rates = OffTextRates.given(given)
         return {"": rates} if rates else {}

@@ -59,7 +59,7 @@ def check(name: str, options: Any) -> None:
 
 
 def check_costs(costs: object) -> None:
-    """Check the name of costs, or their file."""
+    """Check that costs can be loaded by name or from a file; folders are not checked."""
     if isinstance(costs, str) and not Path(costs).is_dir():
         Costs.load(costs)
 

@@ -42,7 +42,7 @@ def plain(cfg: DictConfig) -> dict:
     """Return a resolved config as plain values.
 
     Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown decoder, and for one with a draft of its own.
+    stderr. Raises `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     decoders = config.get("decoder") or {}
@@ -61,8 +61,8 @@ def plain(cfg: DictConfig) -> dict:
 
 
 def new_folder(results_dir: str | None) -> ResultsFolder | None:
-    """Return a results folder, created if missing; None for None. Raises `ValueError` if it
-    contains files (subfolders are allowed)."""
+    """Return the results folder, created if missing; None without `results_dir`. Raises
+    `ValueError` if it contains files (subfolders are allowed)."""
     from ouroboros.bench.run.folder import ResultsFolder
 
     if not results_dir:

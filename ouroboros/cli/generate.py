@@ -134,9 +134,9 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return a runner for each decoder, warmed up, each with its own target cache.
+    """Load the models; return one warmed-up runner per decoder, each with its own target cache.
 
-    Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
+    Raises `ValueError` if a decoder runs on another engine or the prompt cannot be decoded.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
     target, example, task = pair.target, Example("prompt", prompt), Prompts(path="examples")
@@ -191,8 +191,8 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return a table of the runners' texts side by side, below their names and times; only the last
-    lines, as many as fit on the screen, unless `whole`."""
+    """Return a table of the runners' texts side by side, below their names and times. Unless
+    `whole`, it has only as many of the last lines as fit on the screen."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []

@@ -111,7 +111,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))
     sys.argv = [f"ouroboros {name}", *rest]
     failure: list[BaseException] = []
-    following: list[Path] = []  # the folder after the last job's, if old jobs are overwritten
+    following: list[Path] = []  # with overwrite: the folder numbered after the last job's
 
     def job(cfg) -> None:
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
@@ -177,11 +177,11 @@ def generate(add: Callable) -> None:
         ouroboros generate "Once" --target ID --draft ID --temperature 0.8
         ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
 
-    The default models are the reference pair as stand-ins of larger models in
-    float32, as in 'ouroboros bench' (model.standin=null: the pair itself). Other
-    models have model.dtype=auto. With --race, greedy decoding runs too. The two
-    decoders take turns: the one that has used less time goes next, so each text
-    grows at its measured speed. Both decode a warm-up text first.
+    The default models are those of 'ouroboros bench': stand-ins of larger models,
+    made from the reference pair, in float32 (model.standin=null: the pair itself).
+    Other models have model.dtype=auto. With --race, greedy decoding runs too. The
+    two decoders take turns: the one that has used less time goes next, so each
+    text grows at its measured speed. Both decode a warm-up text first.
     """
     add("prompt", help="the prompt to continue")
     options = "options of conf/config.yaml"

@@ -141,9 +141,9 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> bool:
-    """Return whether a pair's draft is the one of the recorded `run`, a run.json, with the same
-    options: by content or, if that is unknown, by name. Raise `ValueError` for another one, or only
-    warn if one of the command's overrides sets the model."""
+    """Return whether `spec` has the draft of a recorded `run` (run.json), with the same options;
+    True if unknown. Compares content hashes, else names. For another draft, raises `ValueError`,
+    or only prints a warning if one of `overrides` sets the model or draft_weights."""
     recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
     if not recorded or path is None:
         return True

@@ -42,8 +42,8 @@ other costs."""
 
 
 def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
-    """Load costs; return them by name. A file's name has no folder and no suffix, unless two
-    sources would have the same name: then all keep the names given."""
+    """Load costs; return them by name: each source without folder and suffix or, if two of these
+    names would be equal, each source as given."""
     stems = [Path(source).stem for source in sources]
     names = stems if len(set(stems)) == len(set(sources)) else sources
     return dict(zip(names, map(load_costs, sources), strict=True))

@@ -23,7 +23,7 @@ TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)
 class Measured:
     """One measurement: run.json, samples, scores and audit of a results folder.
 
-    `scores` is {sample key: {name: score}}, `trees` {sample key: [one per step]}. `priced` is the
+    `scores` is {sample key: {name: score}}, `trees` {sample key: [tree per step]}. `priced` is the
     cost model that predicts seconds from counts (None: no predictions).
     """
 

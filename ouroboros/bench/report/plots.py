@@ -68,7 +68,7 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
     """Draw a bar per decoder with its interval; each bar has a label to the right of the plot.
 
     Shows the first metric of `metrics` (the tuple `SPEED` or `COST`) that any decoder has; returns
-    None if there is none. A speedup needs greedy; a predicted speedup and a cost need call costs.
+    None if there is none. A speedup needs greedy; predicted_speedup and cost_per_token need costs.
     """
     if not (known := known_of(summary.frame, metrics)):
         return None

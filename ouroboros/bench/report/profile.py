@@ -66,7 +66,7 @@ def profile(
 ) -> Profile:
     """Time both models' calls, run the decoders, and write the profile to the results folder.
 
-    If the folder already has costs, its calls are not timed again. `say` and `progress` as in
+    If the folder already has costs, calls are not timed again. `say` and `progress` as in
     `run`. Raises `ValueError` for options that cannot be measured.
     """
     if not config.timing:

@@ -215,8 +215,8 @@ def summarised(
 
 
 def short_names(folders: Iterable[Path | None], depth: int = 1) -> dict[Path, str]:
-    """Return {folder: the last `depth` parts of its path, or as many as make all names different},
-    without None.
+    """Return a name for each folder (None is skipped): the last `depth` parts of its path, or more
+    parts if names would be equal.
 
     >>> list(short_names([Path("/old/gsm8k"), Path("/new/gsm8k")]).values())
     ['old/gsm8k', 'new/gsm8k']
@@ -316,7 +316,7 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
     """Return the section of one run, with its tables and the plots `drawn` (entries of `PLOTS`).
 
-    With a `label`, the run's name, it starts the title and the names of files.
+    The title and the file names start with `label`, the run's name, unless it is "".
     """
     title, prefix = summary.facts.title, ""
     if label:
@@ -344,10 +344,10 @@ def slug(label: str) -> str:
 
 
 def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
-    """Return the section that compares `runs`: the jobs of the sweep with the name `sweep` or, if
-    that is "", separate runs.
+    """Return the section that compares `runs`: the jobs of the sweep named `sweep`, or separate
+    runs if `sweep` is "".
 
-    It has tables with a row per run and, if a single setting varies, line plots. Runs are
+    It has tables with a row per run, and plots over runs, batch sizes or a single setting. Runs are
     identified by their settings, or by name if they are no sweep or too many settings vary.
     """
     settings = swept([run.measured.run.get("config", {}) for run in runs])
@@ -377,8 +377,8 @@ def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
 
 
 def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
-    """Return a plot over batch sizes, in files `name`-..., for each combination of the `others`,
-    the other settings that vary."""
+    """Return plots over batch sizes, one for each combination of the other settings that vary
+    (`others`). Their file names start with `name`."""
     keys = [", ".join(f"{one.name}={one.values[at]}" for one in others) for at in range(len(runs))]
     drawn = []
     for key in dict.fromkeys(keys):

@@ -131,7 +131,7 @@ def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable
 
     The first four have an entry per node: an index into `texts`, the parent, a percentage
     ("percent" is empty if nothing was estimated), a letter. "path" is as in `ProposedTree`, "then"
-    an index into `texts`. New token texts are added to `texts`.
+    its `then` as an index into `texts`. New token texts are added to `texts`.
     """
     tree = step.tree
 

@@ -132,8 +132,8 @@ function showPane(pane) {
   showFacts(pane, done);
   pane.tree?.show(done - 1);
 }
-// Where a viewer begins: at the end, or where there are trees, after a step with much to see: a
-// branching tree, and text to which several sources gave a part.
+// The first position shown: the end or, with trees, the step that shows most: a branching tree
+// whose accepted path has several sources.
 function opening() {
   const pane = panes.findLast((one) => one.tree && one.own.steps.length);
   if (!pane) return last();

@@ -1,4 +1,4 @@
-// ---- the tree of a step: depth is the column; what was kept is the top line ----
+// ---- the tree of a step: a column per depth; the accepted path is the top row ----
 const ROW = 27, GAP = 26, CHAR = 7.3, WIDEST = 13;
 
 function visible(text) {
@@ -28,8 +28,8 @@ function layout(tree, texts) {
   place(0, 0, nodes, [], rank);
   return columns({ nodes, rows: 1 + Math.max(...nodes.map((node) => node.row)), end, tree });
 }
-// Put a node and its first descendants in a row, then every other child in the first row below its
-// parent's that is free so far to the right, with a column's distance to what stands there.
+// Put a node and its chain of first children in one row, at least a column apart from other chains.
+// Put each of the other children in the first free row below its parent.
 function place(index, row, nodes, taken, rank) {
   const chain = [index];
   for (;;) {
