@@ -2,7 +2,7 @@
 # continue with the rest. The scripts in reproduce/ and gpu/ source this file.
 #
 #   measure FOLDER bench task.limit=8     one `ouroboros` command that writes results into FOLDER
-#   step FOLDER FILE command ...          any command; FILE in FOLDER says that it is done
+#   step FOLDER FILE command ...          any command; skipped if FILE is in FOLDER
 #   finish                                list the failed steps; exit 1 if there are any
 #
 # Folders are below RESULTS. Ctrl-C (or SIGTERM) keeps all finished samples: rerun to resume.

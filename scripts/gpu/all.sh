@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every stage, the most important first; one that fails is named at the end and the others run. Stops
-# after a failed preflight, unless only `floor` failed: costs.sh shows why calls are slow.
+# Run every stage, the most important first; list failed stages at the end. Stop after a failed
+# preflight, unless only `floor` failed: costs.sh shows why calls are slow.
 cd "$(dirname "$0")/../.." || exit 1
 CHECKS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}/preflight/checks.json
 only_floor() { # the one check that failed is `floor`

@@ -40,7 +40,7 @@ from ouroboros.trace import first_mismatch
 from ouroboros.tree import ROOT
 
 REFERENCE = ("reference", "reference/target", "reference/draft")
-TIE = 0.5  # between scores in half precision
+TIE = 0.5  # largest score difference that half precision may reverse
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def lossless(folder: Path) -> Check:
 
 
 def equal(folder: Path) -> Check:
-    """Check that texts differ from greedy's only at ties: tokens whose scores in the float32
-    reference target, whose function a stand-in computes, differ by at most `TIE`."""
+    """Check that texts differ from greedy's only at ties: both tokens' scores in the float32
+    reference target, which computes the same as its stand-in, differ by at most `TIE`."""
     results = ResultsFolder(folder)
     run = results.load_run()
     config = RunConfig.from_mapping(run["config"])

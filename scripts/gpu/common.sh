@@ -1,13 +1,13 @@
-# What the scripts of this folder share. Each is one stage of measurements on a machine with one GPU,
+# Shared by the scripts of this folder. Each is one stage of measurements on a machine with one GPU,
 # at most ten minutes long, that can be queued right after the one before (docs/guide/gpu.md):
 #
 #   OUT=/output bash scripts/gpu/headline.sh        one stage
 #   OUT=/output bash scripts/gpu/all.sh             every stage
 #   REHEARSE=1 bash scripts/gpu/all.sh              all of it, tiny, on a CPU
 #
-# A stage that is cut off (LIMIT_S) keeps what is finished: run it again to resume. OUT gets an archive
-# of each stage as it ends, also if it fails, and one of the compiled kernels; on another machine, put
-# them into build/gpu first.
+# A stage that reaches LIMIT_S keeps finished samples: run it again to resume. When a stage ends or
+# fails, archives of its results and of the compiled kernels are written to OUT. On another machine,
+# put them into build/gpu first.
 
 STAGE=${STAGE:-$(basename "$0" .sh)}
 RESULTS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}
@@ -16,8 +16,8 @@ LIMIT_S=${LIMIT_S:-560}
 source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
 SITE=${SITE:-$PWD/build/site}
 
-# A machine without our packages: install the wheels that were carried into a folder of their own, and
-# make the checkout the package.
+# On a machine without our packages: install the wheels of build/gpu into a separate folder, and use
+# the checkout as the package.
 export PYTHONPATH=$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ -z "${DRY:-}" ]; then
   if ! "$PYTHON" -c "import hydra, ouroboros.conf, pytest, hypothesis" 2>/dev/null; then
@@ -60,8 +60,8 @@ shapes() {
 # names OVERRIDE: the shapes in it, as words
 names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; }
 
-# archive: this stage's folder (and those in ALSO) and the compiled kernels, without files of more than
-# 5 MiB
+# archive: pack this stage's folder, those in ALSO and the compiled kernels, without files of more
+# than 5 MiB
 archive() {
   if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
     mkdir -p "$OUT" "$RESULTS/$STAGE"

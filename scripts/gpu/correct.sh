@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Is it right on this device? Every decoder's text, audited; the tests that need a GPU (attention,
-# products, engines, noise, graphs, rolled drafts).
+# Check correctness on this device: audit every decoder's text, and run the tests that need a GPU
+# (attention, products, engines, noise, graphs, rolled drafts).
 source "$(dirname "$0")/common.sh"
 measure correct/float32 bench experiment=gpu_correct audit=all $SMALL
 measure correct/float32_sampled bench experiment=gpu_correct audit=all temperature=0.8 $SMALL

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Where the time goes: kernels of some calls, idle share, calls of 1 to 256 nodes after 512 to
-# 16k tokens, the same with what may make them faster (gains.txt: what does), and eagerly.
+# Time calls of 1 to 256 nodes after 512 to 16k tokens: as configured, with options that may be
+# faster (gains.txt lists those that are) and in eager mode; also some kernels and the idle share.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1
 RUN="experiment=gpu_costs model.dtype=bfloat16"

@@ -14,8 +14,8 @@ from statistics import fmean
 
 from ouroboros.costs import Costs
 
-NODES = {"target": (16, 24, 48, 64), "draft": (1, 16, 48)}  # of the calls that decide
-MOST = {"target": 0.98, "draft": 0.9}  # of a plain call's time, on average
+NODES = {"target": (16, 24, 48, 64), "draft": (1, 16, 48)}  # call sizes compared
+MOST = {"target": 0.98, "draft": 0.9}  # mean time / time without the options, at most
 OPTIONS = {"target": "model.engine=tuned", "draft": "draft_weights=int8"}
 
 

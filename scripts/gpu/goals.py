@@ -2,11 +2,11 @@
 
     python scripts/gpu/goals.py results/local/gpu/headline_t*/{pairs,all}
 
-writes goals.md into each folder, from its run, the call times in headline_costs (after gains:
-headline_costs_gains) and the idle share in costs/kernel_times.json, if costs.sh has run. Goals are
-not judged if the figure is unavailable (None) or has no bound, in rehearsals (`--rehearsal`) and
-unfinished runs, without the file `equal` (texts were compared with greedy's), or if models fell
-back to slow calls; speedups over greedy only if the text repeats little.
+writes goals.md into each folder. It reads the run, the call times in headline_costs (for runs with
+gains: headline_costs_gains) and, if it exists, costs/kernel_times.json. A goal without a value or a
+bound is not judged; speedups over greedy are judged only if greedy's text repeats little. Nothing
+is judged in a rehearsal (`--rehearsal`) or an unfinished run, if a model fell back to slow calls,
+or without the file `equal`, which shows that texts were compared with greedy's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The published headline's shapes, Yi 34B / 6B, alternated on 14 prompts: greedy, Ouroboros and
-# transformers' greedy first, so that these have pairs if time runs out; then every decoder. Texts must
-# be greedy's up to ties before goals are judged. `headline.sh 0.8` at T = 0.8, else T = 0;
-# `headline.sh 0.8 gains`: with the options that costs.sh found to pay.
+# Measure the headline: stand-ins of Yi 34B / 6B on 14 prompts. Greedy, Ouroboros and transformers'
+# greedy run first, so that these are complete if time runs out; then every decoder. Goals are only
+# judged if texts equal greedy's up to ties. `headline.sh 0.8` runs at T = 0.8, else T = 0;
+# `headline.sh 0.8 gains` uses the options that costs.sh found to be faster.
 TEMPERATURE=${1:-0} GAINS=${2:-}
 STAGE=headline_t${TEMPERATURE/./}${GAINS:+_gains} ALSO=headline_costs${GAINS:+_gains}
 source "$(dirname "$0")/common.sh"

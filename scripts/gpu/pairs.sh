@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Other pairs' shapes and other tasks, two prompts each (task.path=examples: prompts that come with the
-# package). Shapes that do not fit are left out, with a line.
+# package). Shapes that do not fit are skipped, with a message.
 source "$(dirname "$0")/common.sh"
 pair() { # pair NAME EXPERIMENT TARGET DRAFT [OPTION...]
   local name=$1 experiment=$2 override

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What would spoil every stage after it: numba, the attention kernel, captured graphs, and a call
-# of one node against its bandwidth floor. If it fails, mend that first.
+# Check what every later stage needs: numba, the attention kernel, captured graphs, and a call of
+# one node close to its bandwidth floor. If it fails, fix that first.
 LIMIT_S=${LIMIT_S:-360}
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b) || exit 1

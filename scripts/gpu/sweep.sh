@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Many settings of the decoders in one run, and what the advisor predicts of each.
+# Measure many settings of the decoders in one run; compare each with the advisor's prediction.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b) || exit 1
 COSTS=$RESULTS/sweep/costs/costs.json

@@ -113,9 +113,9 @@ def stdlib(limit: int | None) -> Source:
 
 
 def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) for files (name, text): a "function" for each of `functions_of` a .py file
-    and, unless it is a test, a "module"; "prose" for any other file. Files outside 200 to 200,000
-    characters, or with a line of more than 1000, are left out."""
+    """Yield (kind, text) for files (name, text). A .py file gives a "function" for each of its
+    `functions_of` and, unless it is a test, a "module"; any other file gives "prose". Skips files
+    outside 200 to 200,000 characters or with a line of more than 1000."""
     for name, text in files:
         if not 200 <= len(text) <= 200_000 or max(map(len, text.splitlines()), default=0) > 1000:
             continue
@@ -128,8 +128,8 @@ def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> Iterator[str]:
-    """Yield the source of a module's documented functions and methods, dedented, without decorated
-    or longer ones; nothing if it cannot be parsed."""
+    """Yield the dedented source, without decorators, of a module's documented functions and methods
+    within both limits; nothing if the module cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

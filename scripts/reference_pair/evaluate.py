@@ -38,8 +38,8 @@ def evaluation(
 
     - "loss": `heldout_loss` by model ("target", "draft") and kind of held-out text
     - "humaneval": `on_humaneval` of the first `prompts` problems, by temperature (as text)
-    - "matched_temperature": that with the repetition rate `MATCHED`, interpolated between the
-      measured temperatures; None if all their rates are higher, or all lower
+    - "matched_temperature": the temperature with the repetition rate `MATCHED`, interpolated; None
+      if the rates of `TEMPERATURES` are all higher or all lower
     """
     humaneval = {str(t): on_humaneval(target, draft, t, prompts) for t in TEMPERATURES}
     rates = sorted((humaneval[str(t)]["repetition_rate"], t) for t in TEMPERATURES)

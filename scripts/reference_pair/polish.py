@@ -30,7 +30,7 @@ class Polish(Recipe):
     penalty on repetition, which counts `weight` times as much as the next-token loss.
 
     For every two steps, `prompts` prompts are continued by `max_new` tokens; the penalty is on the
-    most repetitive three quarters of these texts. The last `settle_share` of the budget has none.
+    most repetitive three quarters of these texts. The last `settle_share` has no penalty.
     """
 
     minutes: float = 10.0

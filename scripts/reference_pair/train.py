@@ -68,8 +68,8 @@ class Draft(Recipe, Step):
 
 @dataclass
 class Export(Step):
-    """The options of exporting: `out` is the folder that the pair is written to, `prompts` how many
-    of HumanEval's prompts it then continues, to be measured."""
+    """The options of exporting: `out` is the folder that the pair is written to, `prompts` the
+    number of HumanEval prompts on which it is then measured."""
 
     out: str = MISSING
     prompts: int = 164

@@ -84,9 +84,9 @@ def host_time(
     prompt: int,
     max_new: int,
 ) -> tuple[float, list[Decoding]]:
-    """Decode a text per pair of `scripts`, the target's and the draft's, after its first `prompt`
-    tokens, all of them together. Return the host seconds per sequence and step, without the first
-    step (the prefill's), and the decodings."""
+    """Decode the text of each (target, draft) pair of `scripts` after its first `prompt` tokens,
+    all in one batch. Return the host seconds per sequence and step, without the first step (the
+    prefill), and the decodings."""
 
     def spent_s() -> float:
         return sum(script.spent_s for pair in scripts for script in pair)

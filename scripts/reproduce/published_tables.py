@@ -18,7 +18,7 @@ from scipy.stats import gmean
 from ouroboros.bench.metrics.intervals import Interval
 
 Table = tuple[pd.DataFrame, list[str]]
-SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # of prompts, than greedy
+SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # share of prompts slower, smallest speedup
 NAMES = {
     "ouroboros": "Ouroboros",
     "ours_cold": "Ouroboros (cold)",
@@ -184,8 +184,8 @@ def predicted_batches(path: Path) -> Table:
 
 
 def over_runs(ratios: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of ratios from several independent runs; its interval adds theirs
-    as variances of logarithms, and is missing if one of theirs is."""
+    """Return the geometric mean of ratios from independent runs. Its interval follows from the
+    variances of their logarithms, and is missing if a ratio has no interval."""
     value = float(gmean([ratio.value for ratio in ratios]))
     if any(ratio.low is None or ratio.high is None for ratio in ratios):
         return Interval(value)
@@ -242,8 +242,8 @@ def advice(path: Path) -> Table:
 
 
 def tuning(*paths: Path) -> Table:
-    """Return how much slower than the best settings found two others are: the configured settings,
-    and those tuned for the other costs."""
+    """Return how much slower the configured settings, and those tuned for the other costs, are than
+    the best settings found."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
         carried = (v for key, v in row.items() if key.startswith("best by ") and v is not None)
@@ -358,7 +358,7 @@ def title(decoder: str) -> str:
 
 
 def cell(value: float | Mapping | None, digits: int = 2, unit: str | None = None) -> str:
-    """Return a number, or the fields of an interval (in "x" by default), as text; "-" for None."""
+    """Return a number, or an interval given by its fields (unit "x" by default), as text."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):
