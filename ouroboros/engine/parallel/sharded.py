@@ -2,9 +2,9 @@
 
 This is lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the
 whole model and its own cache, and runs the same loop on the same tokens. It scores one subtree of
-each tree, some branches with their ancestors, and sends the tokens chosen there to the others. A
-rank feeds accepted tokens that only other ranks have scored before its next subtree, in the same
-call, like all uncached tokens. Keys and values are never sent.
+each tree (some branches with their ancestors) and sends the tokens chosen there to the others. If
+only other ranks have scored an accepted token, a rank feeds it in its next call, before its
+subtree, like all uncached tokens. Keys and values are never sent.
 
 Invariant: after each exchange all ranks have identical data and take the same step. Each message
 has a checksum of the call, which detects a rank that is out of step.
@@ -40,8 +40,8 @@ RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
     """A sequence on several ranks. Rank r has cached the sequence's first `cached[r]` tokens;
-    `tail` has the tokens after those of this rank, which only other ranks have cached. `whole` is
-    the tree last scored, `parts` are its subtrees, one per rank."""
+    `tail` has the next tokens, which other ranks have cached and this rank has not. `whole` is the
+    tree last scored, `parts` are its subtrees, one per rank."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
@@ -111,7 +111,7 @@ class ShardedModel(CachedModel):
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
         """Score this rank's subtree and return the logits after its owned nodes; see
-        `CachedModel.score`. If that fails, the selector raises the error on every rank."""
+        `CachedModel.score`. If that fails, the selector raises an error on every rank."""
         assert isinstance(sequence, ShardedSequence)
         self._give_slots(sequence)
         whole, tokens = tokens, self._read(sequence, tokens, tree)

@@ -20,7 +20,7 @@ Nodes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's subtree: ascending `nodes`, and those `owned`, whose chosen tokens it sends."""
+    """A rank's subtree: its `nodes`, ascending, and the nodes `owned`, whose tokens it sends."""
 
     nodes: Nodes
     owned: Nodes
@@ -67,8 +67,8 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
 
 
 def assign_owners(tree: TokenTree, nodes: Sequence[Nodes]) -> list[Part]:
-    """Return the subtrees with owners. Of the ranks that score a logit node, the one with the
-    fewest owned nodes owns it."""
+    """Return the `Part` of each rank. A logit node goes to the rank with the fewest owned nodes
+    among those that score it."""
     owned: list[list[int]] = [[] for _ in nodes]
     members = list(enumerate(map(set, nodes)))
     holders = {node: [r for r, own in members if node in own] for node in tree.logit_nodes}
