@@ -90,8 +90,8 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
 
 def use_packed_attention(model: PreTrainedModel) -> str | None:
     """Switch a model that runs on `sdpa` to the Triton kernel if it works on this GPU, else to
-    packed attention. Return None, or the reason for not doing so: the model does not run on `sdpa`
-    and was left unchanged, or the kernel does not work on this GPU."""
+    packed attention. Return None, or why the model was left unchanged (it does not run on `sdpa`),
+    or why the kernel does not work on this GPU."""
     config = model.config.get_text_config()
     if config._attn_implementation == KERNEL_NAME:
         return None

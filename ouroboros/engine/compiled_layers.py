@@ -62,7 +62,7 @@ OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "comb
 
 
 class Swap(NamedTuple):
-    """A module `owner.name`: the model's own (`plain`), and the one used during calls (`other`)."""
+    """The two modules of attribute `owner.name`: the model's (`plain`), and `other` in calls."""
 
     owner: nn.Module
     name: str
@@ -100,7 +100,7 @@ class CompiledLayers:
             for index, (plain, compiled) in enumerate(zip(layers, self.compiled, strict=True))
         ]
         kernel = exact_product if exact else product if products else None
-        fused = FUSED if backend else ()  # uncompiled, each would compute the whole product
+        fused = FUSED if backend else ()  # uncompiled, each part would repeat the product
         for part in [model] if exact else layers:
             self.swaps += fuse_projections(part, kernel, fused)
 
@@ -168,11 +168,11 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 
 class ProductColumns(nn.Module):
-    """A module in place of one projection: columns `start` to `end` of the matrix product with
+    """Replaces a projection: returns columns `start` to `end` of the matrix product with
     `operands`, the weight, scale and bias of one projection or of several fused ones.
 
-    `kernel` (`product` or `exact_product`) computes it, without one the code compiled with the
-    layer. `alone`: leave single rows to the compiled code if the kernel is `product`.
+    `kernel` computes the matrix product: `product`, `exact_product`, or None for torch's, which is
+    compiled with the layer. With `alone`, single rows use torch's instead of `product`.
     """
 
     alone = True
@@ -192,11 +192,11 @@ class ProductColumns(nn.Module):
 @torch.no_grad()
 def fuse_projections(layer: nn.Module, kernel: Any = None, fused: Any = FUSED) -> list[Swap]:
     """Fuse the projections of a layer that have the same input, as named in `fused`: store their
-    weights in one buffer. Return the swaps of these modules.
+    weights in one buffer. Return a `Swap` for each module to replace.
 
-    Skips layers quantised by transformers, subclasses of `nn.Linear`, and projections that differ
-    in width, dtype, device or bias. Also swaps int8 layers and, if `kernel` (`product` or
-    `exact_product`) is given, all linear layers, even if no other layer shares their input.
+    These are the fused projections, all int8 layers and, if `kernel` (`product` or `exact_product`)
+    is given, all linear layers. Skips layers quantised by transformers, subclasses of `nn.Linear`,
+    and projections of different input widths, dtypes or devices, or of which only some have a bias.
     """
     swaps: list[Swap] = []
     done: set[nn.Module] = set()

@@ -93,7 +93,7 @@ def _at(builder, address, kind):
 
 
 def _rows_from(builder, start, stride, together: int, count) -> list[Any]:
-    """Return the addresses of rows. The first takes the place of those from `count` on."""
+    """Return the addresses of `together` rows, with the first row's for rows from `count` on."""
     addresses = []
     for row in range(together):
         real = builder.icmp_signed("<", LONG(row), count)
@@ -206,9 +206,9 @@ multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
 
 
 def _halving() -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-    """Return how to add up the lanes of `LANES` vectors, and the order of the sums in the result.
+    """Return the stages that sum the lanes of each of `LANES` vectors, and the order of the sums.
 
-    Each stage takes vectors by pairs and adds two shuffles of a pair, which halves the lanes per
+    Each stage replaces two vectors by the sum of two shuffles of them, which halves the lanes per
     sum: lane i is added to lane i + LANES / 2, and so on. Short sums stay within 128 bits.
     """
     stages, orders, length = [], [[at] * LANES for at in range(LANES)], LANES
@@ -281,12 +281,12 @@ def _scorer(together: int):
 
 
 def _weigher(together: int, vectors: int):
-    """Return an intrinsic for weighted sums of values, of `together` queries and so many vectors of
-    columns."""
+    """Return an intrinsic for weighted sums of values, of `together` queries and `vectors` vectors
+    of columns."""
 
     @intrinsic
     def weigh(context, weights, row, count, values, width, totals, stride, steps):
-        """Add to `totals`, of `count` queries, each of `steps` values times its weight, in turn.
+        """Add `steps` values in order, each times its weight, to the `totals` of `count` queries.
 
         `weights`, `values` and `totals` are addresses of float32; `row`, `width` and `stride` are
         the bytes from one query's weights, value, or query's totals to the next.

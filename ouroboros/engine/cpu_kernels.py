@@ -140,8 +140,8 @@ def _convert(source, target):
 
 @numba.njit(**FAST)
 def _score(queries, keys, width, scores):
-    """Write the dot products of `queries` [n, columns] with the keys at an address, `width` bytes
-    each, to `scores` [n, keys]."""
+    """Write the dot products of `queries` [n, columns] with keys to `scores` [n, keys]. `keys` is
+    the address of the first key, `width` the bytes from one key to the next."""
     stride, row, steps = queries.strides[0], scores.strides[0], queries.shape[1] // LANES
     for at in range(0, len(queries), TOGETHER):
         own, to = queries.ctypes.data + at * stride, scores.ctypes.data + at * row
@@ -157,8 +157,8 @@ def _score(queries, keys, width, scores):
 
 @numba.njit(**FAST)
 def _weigh(weights, values, width, totals):
-    """Add the values at an address, `width` bytes each, to `totals` [n, columns], each times its
-    weight in `weights` [n, values], in turn."""
+    """Add values in turn, each times its weight in `weights` [n, values], to `totals` [n, columns].
+    `values` is the address of the first value, `width` the bytes from one value to the next."""
     row, stride, steps = weights.strides[0], totals.strides[0], weights.shape[1]
     for at in range(0, len(totals), TOGETHER):
         own, to = weights.ctypes.data + at * row, totals.ctypes.data + at * stride
@@ -201,7 +201,7 @@ def _softmax(scores, skip, count):
 
 @numba.njit(**FAST)
 def _zeros(rows, width):
-    """Return float32 zeros of whole vectors of columns; rows begin at multiples of 64 bytes."""
+    """Return float32 zeros, [rows, `width` rounded up to whole vectors], aligned to 64 bytes."""
     columns = (width + LANES - 1) // LANES * LANES
     memory = np.zeros(rows * columns + 16, np.float32)
     skipped = -(memory.ctypes.data // 4) % 16
@@ -210,7 +210,7 @@ def _zeros(rows, width):
 
 @numba.njit(**FAST)
 def _items(n, heads, kv_heads):
-    """Return the number of work items of `_attend` for so many rows."""
+    """Return the number of work items of `_attend` for `n` rows."""
     together = max(1, QUERIES * kv_heads // heads)
     return (n + together - 1) // together * kv_heads
 

@@ -22,7 +22,7 @@ except ImportError:  # a CPU build of torch
     triton = None
 
 SLOTS = 64  # slots that a program reads at a time; half as many for wide heads
-WIDE_BYTES = 256  # longer keys would exceed the shared memory of smaller GPUs
+WIDE_BYTES = 256  # of a key; with wider ones, `SLOTS` would exceed smaller GPUs' shared memory
 MOST_ROWS = 64  # packed query rows per program
 MOST_PARTS = 64  # most ranges that the slots are split into
 HEAD = 6  # entries of a table row before the mask, see `engine.tables`
@@ -178,7 +178,7 @@ if triton is not None:
     ):
         """Attend over one range of slots with a block of one key head's packed rows (row = group
         member x n + node). If there is only one range (`WHOLE`), write the final result, [n, heads,
-        width]. `JOINTLY`: `mask` is a table of `engine.tables`, with each block's slots."""
+        width]. With `JOINTLY`, `mask` is a table (see `engine.tables`)."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n

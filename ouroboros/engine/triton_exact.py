@@ -1,6 +1,6 @@
-"""Exact attention on a GPU: a row's bits depend on its own query and slots alone.
+"""Exact attention on a GPU: a row's result is bitwise identical whatever the other rows are.
 
-Each program attends with the query heads of one row and one key head over one part of its
+Each program attends with one row's query heads of one key head over one part of the row's
 positions: `PART` positions that begin at a multiple of `PART`. A second kernel adds up the parts in
 the order of positions. So the order of additions depends on a row's position, not on the number of
 rows, on the tree or on the device.
@@ -9,10 +9,10 @@ A tree's slots are not in the order of their positions, so a table tells where t
 with a row for each query:
 
 - entry 0: the first slot of the sequence; all slots are counted from it
-- entry 1: the number of positions up to the query's own
-- entry 2: how many of these, from 0 on, have the slot of the same number
+- entry 1: the row's length, which is the query's position plus 1 (0 for padding)
+- entry 2: how many leading positions have the slot of the same number
 - entry 3: the first position that is attended to
-- entries 4, ...: the slots of the remaining positions (`TAILS` entries per part)
+- entries 4, ...: the slots of the other positions up to the query's (`TAILS` entries per part)
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts are rounded up to these to choo
 MOST = {
     True: ROWS[-1],
     False: MOST_ROWS,
-}  # most rows for which kernels are tried (int8 weights, others)
+}  # most rows for which kernels are tried, by whether the weight is int8
 PACKED_ROWS = 8  # up to this many rows, torch's int8 kernel for bfloat16 on a CPU is faster
 TOLERANCE = 2e-2
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -119,7 +119,7 @@ def times_ms(found: dict[str, Product]) -> dict[str, float]:
             if off > TOLERANCE:
                 raise ValueError(f"its sums are off by {off:.2g}")
             times[name] = triton.testing.do_bench(compute, warmup=2, rep=10, return_mode="min")
-        except Exception as error:  # a block may need more than this GPU has
+        except Exception as error:  # a block may exceed this GPU's shared memory
             log.warning("product by blocks of %s left out: %s", name, error)
     return times
 
@@ -128,8 +128,8 @@ def _launch(
     x, weight, scale, bias, block: tuple[int, int, int, int], rows: int | None = None
 ) -> torch.Tensor:
     """Compute `product` with our kernel. `block` has outputs and inputs per tile, warps and loop
-    stages, as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: the smallest
-    number, of 16, 32 and 64, that holds all rows, or 64)."""
+    stages, as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: 16, 32
+    or 64, the smallest that holds all rows; 64 if none does)."""
     outputs, depth, warps, stages = block
     flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
     rows = rows or min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
