@@ -45,9 +45,9 @@ def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
 
 class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
-    valid until the next call. `forwards` counts forward passes; `captures_jointly` is true if joint
-    calls are captured as CUDA graphs; `drops_rows` if a model may leave out rows without logits in
-    its last layers, as Gemma 4 does."""
+    valid until the next call. `forwards` counts forward passes; `captures_jointly`: whether joint
+    calls are captured as CUDA graphs; `drops_rows`: whether the model may skip rows without logits
+    in its last layers, as Gemma 4 does."""
 
     drops_rows = True
 
@@ -68,8 +68,8 @@ class Eager:
         """Feed `missing` (uncached) tokens and the tree after `known` cached slots; return the
         logits after its `logit_nodes`, [len(tree.logit_nodes), vocab].
 
-        Node i of the tree is written to slot `known + len(missing) + i`. If the first `held` nodes
-        (at most `MOST_HELD`, before the first logit node) are cached already, `missing` is empty.
+        Node i of the tree is written to slot `known + len(missing) + i`. If `held` is above 0, the
+        first `held` nodes (at most `MOST_HELD`, no logit node) are cached and `missing` is empty.
         """
         self.cache.reserve(known + len(missing) + len(tree))
         if fed_apart(len(missing), tree):

@@ -43,19 +43,19 @@ from ouroboros.tree import TokenTree
 NAME = "ouroboros_exact"
 MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
 ELEMENTS = 64  # most elements that torch computes together: two vectors of bfloat16
-GRAIN, SERIAL = 32768, 16384  # torch's elements per thread; a size that one thread computes
-TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
-PIECE = 37  # tokens at a time, of texts longer than `TEXT`
+GRAIN, SERIAL = 32768, 16384  # elements per thread in torch; elements that one thread computes
+TEXT, NODES, DEPTH = 14, 12, 4  # of `check_exact`: tokens of the text, nodes and depth of the tree
+PIECE = 37  # tokens per call when `check_exact` feeds a text longer than `TEXT`
 CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the kernel lacks
 
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """The slots that each fed token attends to, in the order of their positions; a row per token.
+    """The slots that each fed token attends to, sorted by position; one row per token.
 
-    Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
-    position, then `tails[r, 0], tails[r, 1], ...`. It skips the first `first[0, r]` of them, or
-    `first[1, r]` in layers with a sliding window. All arrays are int64.
+    Row r lists `lengths[r]` slots: first 0 to `straight[r]` - 1, then `tails[r, 0]`, `tails[r, 1]`,
+    ... Attention starts at entry `first[0, r]` of the list, or `first[1, r]` in sliding-window
+    layers. All arrays are int64.
     """
 
     lengths: np.ndarray
@@ -294,7 +294,7 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
 
 
 def _as_plain(module: nn.Module) -> tuple:
-    """Pickle and copy a wrapped module as one of its own class, which can be found by name."""
+    """Pickle and copy a wrapped module as an instance of its original, importable class."""
     return object.__new__, (type(module).__bases__[1],), module.__dict__
 
 
@@ -308,7 +308,7 @@ def _is_rotation(module: nn.Module) -> bool:
 
 class Operators(TorchDispatchMode):
     """Records modules that use operators whose rounding depends on the number of rows. `found` maps
-    the name of each such module to the operator's."""
+    the name of each such module to the operator's name."""
 
     SUMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "matmul", "linear", "convolution")
     CURVES = (
@@ -330,7 +330,7 @@ class Operators(TorchDispatchMode):
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         safe = any(isinstance(m, ExactActivation | ExactRotation) for m in self.inside)
         curved = operator in self.CURVES and not safe
-        return curved or (sums and tensors[-2].shape[-1] > 1)  # a rotation's product has one term
+        return curved or (sums and tensors[-2].shape[-1] > 1)  # rotary angles sum one term
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.inside and self.refuses(func, args):

@@ -62,7 +62,7 @@ class ExactStatic(Static):
         super().__init__(model, info, cache, compiled=False)
         self.compiled = CompiledLayers(model, backend=backend, exact=True)
         self.captures_jointly, self.rows = self.graphs, ROWS
-        self.made: list[tuple] | None = None  # what modules compute, once they were checked
+        self.made: list[tuple] | None = None  # `module_facts` when the engine was checked
 
     @property
     def stale(self) -> bool:
@@ -224,8 +224,8 @@ register(NAME, attend_by_table, sdpa_mask)
 
 
 class RowOperators(Operators):
-    """Records modules that use an operator not listed here. If all calls have the same shape, the
-    listed operators compute a row independently of its index and of the other rows."""
+    """Refuses operators other than pointwise ones, views, our kernels and those listed here. In
+    calls of one shape, these compute a row independently of its index and of the other rows."""
 
     REDUCTIONS = ("mean", "sum", "amax", "var_mean", "linalg_vector_norm")  # of the last axis
     ALLOWED = (

@@ -40,7 +40,7 @@ CHILDREN = (
     ("", {"model", "lm_head"}),
     ("model", {"embed_tokens", "layers", "norm", "rotary_emb"}),
 )
-OWNERS = {"ouroboros", "torch", "transformers"}  # packages whose classes compute what they say
+OWNERS = {"ouroboros", "torch", "transformers"}  # packages whose modules have known implementations
 ANGLES = 64  # positions whose rotary angles are computed together
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Fused(Eager):
             )
             gate_up = _product(normed, *layer.gate_up)
             columns = gate_up.shape[1] // 2
-            gated = gate_up.new_empty(n, columns)  # in place is not vectorised
+            gated = gate_up.new_empty(n, columns)  # code that works in place is not vectorised
             kernel.gate(
                 n * -(-columns // PIECE),
                 *(n, columns, gate_up.data_ptr(), gated.data_ptr()),
@@ -223,8 +223,8 @@ class Fused(Eager):
         return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rotary cosines and sines of `positions` [n], [n, width] each, from a table
-        that grows by `ANGLES` positions at a time, so that they are bitwise identical in every
+        """Return the rotary cosines and sines, [n, width] each, of `positions` [n]. Their table
+        grows by `ANGLES` positions at a time, so a position's values are bitwise identical in every
         call."""
         if (last := int(positions.max())) >= len(self.cos):
             like, pieces = self.cos.new_empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
@@ -241,7 +241,7 @@ class Fused(Eager):
 class FewRows:
     """Runs the whole model in one kernel call, for up to `MOST` rows. `table` [layers, fields] has
     the addresses of weights and biases by layer; None if the kernel cannot multiply the weights.
-    `packed` keeps them in memory, also if another model with the same modules packs them again."""
+    `packed` keeps the packed weights in memory even if the layers are packed again."""
 
     def __init__(self, engine: Fused) -> None:
         self.engine = engine
@@ -339,8 +339,8 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def is_hooked(model: nn.Module) -> bool:
-    """Return whether any module has a hook other than `PackedWeights.before_call`, or a replaced
-    `forward`; or whether torch has hooks of all modules."""
+    """Return whether any module has a hook other than `PackedWeights.before_call` or a replaced
+    `forward`, or whether torch has global module hooks."""
     torchs = nn.modules.module
     return bool(torchs._global_forward_hooks or torchs._global_forward_pre_hooks) or any(
         module._forward_hooks

@@ -25,7 +25,7 @@ def check_folder(name: str) -> None:
 
 
 def of_tokenizer(options: Mapping) -> dict:
-    """Return those of a model's `from_pretrained` options that its tokenizer needs too."""
+    """Return the `from_pretrained` options of a model that also apply to its tokenizer."""
     return {name: value for name, value in options.items() if name in SHARED}
 
 

@@ -25,8 +25,8 @@ class Layout(NamedTuple):
     """The tokens of a forward pass: `missing` tokens of the sequence, then a tree, in slots from
     `base` on. Its *columns* are all of these tokens.
 
-    The first `held` nodes of the tree are cached already and not fed. If there are any, `missing`
-    is empty; none of them is a logit node.
+    The first `held` nodes of the tree are cached already and not fed; none is a logit node. If
+    `held` is above 0, `missing` is empty.
     """
 
     base: int
@@ -80,8 +80,8 @@ def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
     """Return the additive masks over all slots in use, [1, 1, fed, base + columns] (by layer type
     if types are mixed, see `by_layer`); None for a chain, which the model masks itself.
 
-    With `chains`, a chain gets a mask too, unless attention works without one: for a single token
-    or the first tokens of a sequence, if they fit in any sliding window.
+    With `chains`, a chain gets a mask too, unless attention needs none: for a single token or the
+    first tokens of a sequence, if no token is outside a sliding window.
     """
     if layout.tree.is_chain and chains:
         fed = len(layout.missing) + len(layout.tree) - layout.held

@@ -61,12 +61,12 @@ class CachedModel(TreeModel):
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
     call. The model has one set of cache slots, which holds the sequence that was scored last; a
     prefix that the next sequence shares with it is not fed again. `score_together` gives each
-    sequence cache slots of its own, which it keeps.
+    sequence separate cache slots, which the sequence keeps.
 
     `engine` is one of:
 
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
-      `engine_reason`; on a CPU "eager", after `prepack` "fused" if that is faster
+      `engine_reason`; on a CPU "eager" or, after `prepack`, "fused" if possible and faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
     - "tuned": on a GPU "auto" with the kernels of `ouroboros.engine.triton_products`; on a CPU
       "eager"
@@ -144,10 +144,10 @@ class CachedModel(TreeModel):
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
-        quantization_config="int8" (see `quantise`). The other arguments are those of the
-        constructor.
+        quantization_config="int8" (see `quantise`). For `max_len`, `engine` and `exact`, see the
+        class.
 
-        A model that transformers quantises is loaded directly to its device, because it cannot be
+        A model that transformers quantises is loaded directly to `device`, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
         check_folder(name_or_path)
@@ -176,8 +176,8 @@ class CachedModel(TreeModel):
         """On a CPU, copy the weights of linear layers to a layout that makes calls of a few rows
         faster, and use the copies if timing confirms it. Llama-like models are then run by kernels,
         and their calls are exact (`ouroboros.engine.fused`). `packed.facts` has the times and the
-        row counts for which the copies are used. With `exact=True`, prepare exact calls again, on a
-        GPU too; raises `ValueError` if that fails.
+        row counts for which the copies are used. If the model was wrapped with `exact=True`, on any
+        device, prepare exact calls again; raises `ValueError` if that fails.
 
         `from_pretrained` prepacks; for a model of your own, call this when its weights are final.
         """
@@ -202,10 +202,10 @@ class CachedModel(TreeModel):
         self._attention = attention_of(model)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empties the cache if weights or adapters have
-        changed, and if modules have hooks, which may read state; raises `ValueError` if `shape_of`
-        the model or its attention has changed. Of a module's state, numbers, text, tensors, and
-        lists and dictionaries of these are watched; call `empty` after changing anything else.
+        """Return the state of a new sequence. Empties the cache if the model has changed (weights,
+        adapters, attributes of modules) or has hooks, whose effects may vary. Attributes are
+        compared if they are numbers, text, tensors, or lists or dictionaries of these; call `empty`
+        after other changes. Raises `ValueError` if `shape_of` changed or attention is unsupported.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
@@ -246,8 +246,8 @@ class CachedModel(TreeModel):
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
-        write the tree to the cache. `width` is the vocabulary size, or less for a draft model of a
-        smaller target.
+        write the tree to the cache. `width` is the vocabulary size; for a draft model, at most the
+        target's.
 
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
         vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the
@@ -399,8 +399,8 @@ class CachedModel(TreeModel):
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:
-        """Return the next `count` tokens of standard decoding after `tokens`: one call each, but
-        one device-to-host copy for all. All but the last are cached afterwards.
+        """Return the next `count` tokens of standard decoding after `tokens`, with one call per
+        token and one device-to-host copy in total. Afterwards all but the last are cached.
 
         `choose` must be context-free (see `TokenSelector`): each choice is fed on the device
         before the host knows it.
@@ -443,8 +443,8 @@ class CachedModel(TreeModel):
         - "exact": whether a token's logits are bitwise identical in every call
         - "captured", "compiled": whether calls are captured and decoder layers compiled
         - "attention": the name of the attention implementation
-        - "fallback": on a GPU, why calls are slower than captured calls of compiled layers with our
-          attention kernel; None if they are not, and on a CPU
+        - "fallback": on a GPU, why calls are not captured with compiled layers and our attention
+          kernel; None if they are, and on a CPU
         """
         attention = attention_of(self.model)
         captured = getattr(self.engine, "graphs", False)

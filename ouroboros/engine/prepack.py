@@ -65,7 +65,7 @@ class Packed:
     """
 
     joined: JoinedProduct | None = None
-    alone = False  # our kernel computes any number of rows, with weights that it laid out itself
+    alone = False  # whether the copy has a layout of our own, which only our kernel can read
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Packed:
         if size == expected and can_multiply(half) and not (half and weight.shape[1] % 2):
             self.address = address
         own = self.always and weight.dtype == torch.float32 and can_multiply(False)
-        # some versions of oneDNN have another layout, and an order of additions per row count
+        # in some versions of oneDNN the order of additions depends on the row count
         if own and self.address and not _gives_the_same_bits(self.shape, weight.dtype):
             padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
             self.weight = padded.view(-1, COLUMNS, weight.shape[1]).mT.contiguous()
@@ -157,8 +157,8 @@ class JoinedProduct:
 
     def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
         """Return the output of `layer` for `input`, [..., out]. Compute the product again if
-        `input` is another tensor or was written to, or if the layer has taken its columns
-        already."""
+        `input` is not the last call's tensor or was written to since, or if the layer has already
+        taken its columns."""
         of, before, parts = self.last  # read once: another thread may replace it
         found = None
         if id(layer) in parts and of() is input and _is_unwritten(input, before):
@@ -308,7 +308,7 @@ def _pack(
         for layer in unit:
             copied = weights if layer is unit[0] else ()
             layer.packed = Packed(layer.weight, always=always, copied=copied).checked()
-            layer.__class__ = PackedLinear  # last, since an error would leave it without a copy
+            layer.__class__ = PackedLinear  # last: after an error above, the layer stays plain
         if len(unit) > 1:
             joined = JoinedProduct(unit)
             for layer in unit:

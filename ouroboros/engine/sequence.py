@@ -24,8 +24,8 @@ class ModelCounters(NamedTuple):
 
     `calls` counts calls of `score`, and one per token of `roll`; `forwards` counts forward passes
     (a long prompt takes several); `scored` counts tree nodes fed; `caught_up` counts sequence
-    tokens fed, prompt included. `busy_s` sums the seconds from the start of a call to the arrival
-    of its result; `wait_s` is the part spent waiting for the device.
+    tokens fed, prompt included. `busy_s` sums the seconds of calls until their selected tokens are
+    on the host; `wait_s` is the part spent waiting for the device (on a CPU: selecting tokens).
     """
 
     calls: int = 0
@@ -82,9 +82,9 @@ class CachedSequence:
     def first_read(self, tokens: Sequence[int], limit: int | None, max_len: int) -> int:
         """Return the index of the first token that a call on `tokens` reads.
 
-        That is `start`, unless more than `limit` uncached tokens would have to be fed, or more than
-        `max_len` tokens read; then only the last `limit` tokens (at most half of `max_len`) are
-        read."""
+        That is `start` (0 if `tokens` ends before it). But if `limit` is given and the call would
+        feed more than `limit` uncached tokens or read more than `max_len` tokens, it reads only the
+        last `limit` tokens (at most half of `max_len`)."""
         start = self.start if self.start < len(tokens) else 0
         read = len(tokens) - start
         if limit is None or (read - self.held <= limit and read <= max_len):
@@ -109,9 +109,8 @@ class CachedSequence:
         return limit if different is None else different
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
-        """Return how many of the first nodes of a tree, whose root is at slot `base`, are cached
-        already. These are the nodes that equal those of the last tree, at most `most`, before the
-        first logit node."""
+        """Return how many leading nodes of `tree` are cached if its root is at slot `base`: those
+        that equal the nodes of the last tree, up to the first logit node and at most `most`."""
         last = self.tree
         if last is None or base != self.base:
             return 0
@@ -191,6 +190,6 @@ class TreeModel(Protocol):
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
         """Return the selector to use for this model's logits, here `choose` itself. `own_rule`:
-        `choose` is a drafter's acceptance rule (`DrafterCapabilities.rule`), which may read the
-        logits of all nodes."""
+        whether `choose` is a drafter's acceptance rule (`DrafterCapabilities.rule`), which may read
+        the logits of all nodes."""
         return choose

@@ -1,11 +1,11 @@
 """Calls of fixed shapes, captured as CUDA graphs.
 
-The nodes of a call and the cache slots that it reads are padded to one of a few sizes each. All
-inputs (ids, positions, the tree, its first slot, the rows of the logits) are copied to a fixed
-buffer on the device at once, and the masks are built from it there. On a GPU each pair of sizes is
-captured once, with compiled decoder layers, and replayed afterwards; token selection is captured
-too. On a CPU the same calls run directly. On a GPU with the attention kernel, joint calls are
-captured once per padded number of nodes in total; the sequences may have any slots.
+The number of nodes in a call and the number of cache slots that it reads are each padded to one of
+a few sizes. All inputs (ids, positions, the tree, its first slot, the rows of the logits) are
+copied at once to a fixed buffer on the device, where the masks are built. On a GPU each pair of
+sizes is captured once, with compiled decoder layers, and replayed afterwards; token selection is
+captured too. On a CPU the same calls run directly. On a GPU with the attention kernel, joint calls
+are captured once per padded total number of nodes, whatever slots their sequences use.
 
 Invariants: no node attends to padding; padded nodes use slots after the tree's, which the next call
 overwrites. All captures use one side stream and contain no synchronisation.
@@ -89,8 +89,8 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 def weight_addresses(model: torch.nn.Module) -> list[tuple]:
     """Return (address, device, dtype) of each weight and buffer. Captured graphs contain the
-    addresses, so they are invalid if these change. The address of a tensor without storage is its
-    id."""
+    addresses, so a changed address makes them invalid. Tensors without storage have their id
+    instead."""
     found = []
     for weight in (*model.parameters(), *model.buffers()):
         try:
@@ -102,9 +102,9 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 
 def module_facts(model: torch.nn.Module) -> list[tuple]:
-    """Return what a model's results depend on besides weights: for each module, its class, the id
-    of its `forward`, its attributes (see `_fact`; PEFT's adapters and an epsilon are among them)
-    and, last, the ids of hooks."""
+    """Return what a model's results depend on besides weights, for each module: its class, the id
+    of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
+    adapters) and, last, the ids of its hooks."""
     return [
         (
             type(own),
@@ -121,8 +121,8 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 
 
 def _fact(value: object) -> object:
-    """Return what tells one value of an attribute from another: plain values themselves, a tensor's
-    id and count of writes, the same for the items of lists, tuples and dictionaries; else None."""
+    """Return a value that changes with an attribute: a plain value itself, a tensor's id and count
+    of writes, or a list of these for the items of a list, tuple or dictionary; None for others."""
     if isinstance(value, torch.Tensor):
         return id(value), value.is_inference() or value._version
     if isinstance(value, dict):
@@ -155,8 +155,8 @@ def attention_of(model: Any) -> str:
 
 
 def shape_of(model: Any) -> dict[str, str]:
-    """Return, as text by name, what is fixed when a model is wrapped: the number of ids, the dtype
-    and the settings of its config that masks and the loop over layers follow."""
+    """Return the properties, as text by name, that must not change after wrapping a model: the
+    number of ids, the dtype, and the config's settings of masks and of the number of layers."""
     config, ids = model.config.get_text_config(), len(model.get_input_embeddings().weight)
     names = ("sliding_window", "layer_types", "is_causal", "num_hidden_layers")
     found = {"ids": ids, "dtype": model.dtype, **{n: getattr(config, n, None) for n in names}}

@@ -179,8 +179,8 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Context manager: set the sliding window to TRIAL_WINDOW in every config that a submodule
-    reads and that has `window` (None: change nothing)."""
+    """Context manager: set the sliding window to TRIAL_WINDOW in every submodule's config in which
+    it is `window` (None: change nothing)."""
     configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
     wide = {id(c): c for c in configs if window and getattr(c, "sliding_window", None) == window}
     try:
