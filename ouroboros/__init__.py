@@ -53,8 +53,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Module type that keeps `ouroboros.decode` and `ouroboros.generate` bound to the functions,
-    although importing the submodules of these names would rebind them."""
+    """Module type that keeps the functions `ouroboros.decode` and `ouroboros.generate`: importing
+    the submodules of the same names would replace them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

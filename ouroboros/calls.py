@@ -32,8 +32,8 @@ class Request(NamedTuple):
         return self.model.score(self.sequence, self.tokens, self.tree)
 
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Make one joint call for `calls`, requests to the same model, this one among them. Return
-        the logits of each, in order."""
+        """Make one joint call for `calls`, which are requests to the same model, `self` included;
+        return the logits of each."""
         return self.model.score_together([call[1:] for call in calls])
 
 
@@ -71,9 +71,9 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A step's request for a decision that concerns all sequences of a batch. `decide` takes the
-    list of their `offer`s and returns a result for each. `drafting`: whether it is about a draft
-    call (False: about the target call)."""
+    """A step's request for a decision about all sequences of a batch. `decide` takes the list of
+    all sequences' `offer`s and returns one result for each. `drafting`: whether the decision
+    concerns a draft call (False: the target call)."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any
@@ -128,7 +128,7 @@ def alone(steps: Steps[T]) -> T:
 
 
 def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exception]:
-    """Run the steps of several sequences, with joint calls for those that wait for the same model.
+    """Run the steps of several sequences; those that wait for the same model share a joint call.
     Return the value of each step, or the exception that ended it.
 
     Draft calls are made first, so that all sequences reach the target together and share one target
@@ -139,8 +139,8 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
     pending: dict[tuple[int, Any], dict[int, Request | Bid]] = {}
 
     def resume(index: int, answer: Any) -> None:
-        """Resume a step with the result of its request, or with the exception of the call. Add its
-        next request to `pending`, by priority (0 first) and by model or deciding function."""
+        """Resume a step with the result of its call, or raise the call's exception in it. Add its
+        next request to `pending`, by key (priority, 0 first; model or `decide` function)."""
         generator = generators[index]
         try:
             failed = isinstance(answer, Exception)

@@ -65,8 +65,8 @@ class DrafterCapabilities:
     distribution but not individual tokens (rejection sampling)."""
 
     set_batch: Callable[[int, int], None] = lambda size, number: None
-    """Called before each step with the number of sequences that share its calls and the step's
-    number, which is the same for all of them."""
+    """Called before each step with the number of sequences that share its calls, and the number of
+    the step. Both are the same for all these sequences."""
 
     ranks: int = 0
     """How many of the target's best tokens per logit node `observe_ranked` receives."""
@@ -152,7 +152,7 @@ class Decoding:
 
     `left` is the number of tokens still to generate. It becomes 0 after an end-of-sequence token,
     after `max_new` tokens and at the model's last position; set it to 0 to stop earlier. `sequence`
-    is the sequence's state in the model (None: a new one). `begin` also resets the drafter.
+    is the sequence's state in the model (None: a new one). To also reset the drafter, use `begin`.
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class Decoding:
         return predict(self.model, self.sequence, self.trace.tokens, tree, choose)
 
     def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return (path, new): the accepted path, and its tokens plus the target's next one,
-        truncated after an end-of-sequence token and to `left` tokens. Raises `ValueError` if there
-        was no distribution to sample from."""
+        """Return (accepted path, new tokens). The new tokens are the accepted draft tokens and the
+        target's next token, truncated after an end-of-sequence token and to `left` tokens. Raises
+        `ValueError` if there was no distribution to sample from."""
         path = tree.longest_match(chosen)
         new = [*[tree.tokens[node] for node in path[1:]], chosen[path[-1]]][: self.left]
         for end, token in enumerate(new, 1):
@@ -302,7 +302,7 @@ def together(
     All sequences share one target; each has its own drafter. In a step, sequences that wait for the
     same model share one call. A decoding that ends is yielded one last time. With `refill` the next
     one then takes its place; otherwise the next batch begins when all have ended. Decodings are
-    taken from the iterable only when they begin. With `size` 1 the calls are those of `stream`.
+    taken from the iterable only when they begin. With `size` 1, no call is joint.
 
     If a step fails, the exception is raised. With `on_error`, the failed decoding ends, `on_error`
     receives it with the exception, and the other decodings continue.
@@ -341,7 +341,7 @@ def _divide_time(outcomes: Sequence[StepRecord | Exception], seconds: float) -> 
     shares = {name: sum(getattr(record, name) for record in records) / rows for name in names}
     shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
     for record in records:
-        vars(record).update(shares, rows=rows)  # `replace` would take a tenth of a plain step
+        vars(record).update(shares, rows=rows)  # `replace` takes a tenth of a plain step's time
 
 
 def stream(

@@ -24,7 +24,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
 FOLDER = CONF / "decoder"
-OBJECTS = {"draft", "pool"}  # in a config only a name: of the model, or of a file
+OBJECTS = {"draft", "pool"}  # given by name in a config: a model, a file
 
 
 @runtime_checkable
@@ -42,8 +42,8 @@ class Peer(Protocol):
         chooses: Sequence[TokenSelector],
         stops: Sequence[Callable[[Sequence[int]], int | None] | None],
     ) -> list[DecodeTrace]:
-        """Generate and return a trace for each prompt. A row's function in `stops` takes its new
-        tokens so far and returns how many to keep, or None to continue; the rest is truncated."""
+        """Generate a completion of each prompt; return the traces. `stops[i]` takes the new tokens
+        of row i; it returns None to continue, or how many tokens to keep when it ends the row."""
         ...
 
 
@@ -83,7 +83,7 @@ def decoder_settings(name: str) -> list[str]:
 
 
 def needs_draft(config: str | Mapping) -> bool:
-    """Return whether the config of a decoder, given itself or by name, has a draft model."""
+    """Return whether a decoder, given by config or by name, has a draft model in its config."""
     config = decoder_config(config) if isinstance(config, str) else config
     return config.get("draft") is not None
 

@@ -87,7 +87,7 @@ class Generated(GenerateDecoderOnlyOutput):
 
     @property
     def calls(self) -> int:
-        """Number of steps of all rows, each with one target call, which rows of a batch share."""
+        """Number of steps of all rows. Each takes one target call, which rows of a batch share."""
         return sum(len(trace.steps) for trace in self.traces or ())
 
     @property
@@ -134,9 +134,9 @@ def generate(
       rows. Rows are decoded one at a time if `decoder` is a `Drafter`, if `pool_state="task"`, or
       if a model cannot score several sequences per call (`CachedModel.why_not_together`).
     - `seed`: row i samples with `seed` + i, so give calls with n rows seeds that are n apart; None
-      uses torch's generator.
-    - `stopping_criteria`: called with one row after each new token; in a batch, each row after the
-      first has a shallow copy of each.
+      draws the seeds from torch's generator.
+    - `stopping_criteria`: each is called with one row after each new token. In a batch, every row
+      after the first uses shallow copies of them.
     - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
       in every call. Without it, rounding in half precision may swap two tokens of nearly equal
       logits.
@@ -219,10 +219,9 @@ class CustomGenerate:
     """A callable for `model.generate(..., custom_generate=...)`; create it with `custom_generate`.
 
     Lengths, end-of-sequence ids and sampling come from the generation config. Pass `streamer` and
-    `assistant_model` here: with `custom_generate`, `model.generate` silently drops its own. All
-    calls with the same models share one decoder, which with `pool_state="task"` keeps its phrases
-    from prompt to prompt. The other arguments are those of `generate`; the decoder's settings are
-    in `settings`.
+    `assistant_model` here: `model.generate` silently drops its arguments of these names. All calls
+    with the same models share one decoder, which with `pool_state="task"` keeps its phrases from
+    prompt to prompt. `settings` are the decoder's; for all other arguments see `generate`.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class CustomGenerate:
                 values = " or ".join(map(str, off)) or "None"
                 raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
         prepare = model.prepare_inputs_for_generation
-        known = prepare.__module__.startswith("transformers")  # or transformers_modules
+        known = prepare.__module__.startswith("transformers")  # or transformers_modules (hub code)
         if not known or getattr(prepare, "__self__", None) is not model:
             raise ValueError(
                 "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
@@ -365,9 +364,9 @@ class CustomGenerate:
         return result
 
     def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
-        """Return one decoder for each row that is decoded at the same time: a single one if rows
-        must be decoded one at a time (see `batch_size` of `generate`). If the models are those of
-        the last call, its decoders are reused."""
+        """Return one decoder per row decoded in parallel, or a single one if rows must be decoded
+        one by one (see `batch_size` of `generate`). Reuses the decoders of the last call if the
+        models are the same."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
         if self._made[:2] != (target, draft):
@@ -394,7 +393,7 @@ class _Row:
     streamer: BaseStreamer | None
     choose: TokenSelector = argmax
     decoding: Decoding | None = None
-    scores: Any = None  # what criteria are given as scores
+    scores: Any = None  # passed to criteria as their argument `scores`
 
     def begin(self, decoding: Decoding) -> Decoding:
         """Set and return the row's decoding; pass the prompt to the streamer."""
@@ -434,7 +433,7 @@ class _NoScores:
 
 
 def _one(criterion: StoppingCriteria, answer: torch.Tensor | bool) -> bool:
-    """Return the answer of a criterion that was asked about one row."""
+    """Return a criterion's answer for one row. Raises `ValueError` for more than one answer."""
     if (found := torch.as_tensor(answer)).numel() > 1:
         raise ValueError(
             f"{type(criterion).__name__} answers for {found.numel()} rows, but each row of a batch "
@@ -471,8 +470,7 @@ def token_selector(
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
     """Return the prompts of a batch, without their left padding.
 
-    Raises `ValueError` for padding anywhere else, and for the first of `inputs` that this library
-    does not support.
+    Raises `ValueError` for padding anywhere else, and for an unsupported entry of `inputs`.
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()

@@ -71,8 +71,8 @@ def check_arguments(config: Mapping, what: str) -> None:
 
 
 def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str:
-    """Return the text of an error about an unknown name: it suggests the closest name in `known`
-    and `similar`, preferably a dotted name that ends in it, and lists `known`."""
+    """Return the text of an error about an unknown name. It lists `known` and suggests a dotted
+    name in `similar` that ends in `name`, else the closest name in `known` and `similar`."""
     known, similar = list(known), list(similar)
     nested = [full for full in similar if full.endswith(f".{name}")]
     near = nested or get_close_matches(name, [*known, *similar], n=1)

@@ -2,7 +2,7 @@
 
 numba invalidates a cached function only if its own source file changes, but functions are compiled
 into their callers. So the name of a cache folder contains a hash of all sources that are compiled
-together, and the CPU. Without a writable folder every process compiles again.
+together, and the CPU's name. Without a writable folder every process compiles again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def cache_folder(sources: Sequence[Path]) -> Path | None:
 
 @contextmanager
 def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Context manager that yields options for numba's decorators. Functions decorated with them
-    inside it are cached in this folder (None: not cached)."""
+    """Context manager that yields options for numba's decorators. Functions decorated inside it
+    with these options are cached in `folder` (None: not cached)."""
     configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(folder or "")
     try:
         yield {"cache": folder is not None}
@@ -53,8 +53,8 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
     """Call `compile_all`, which compiles functions or loads them from the cache `folder`; return
-    its result. Log a warning first if the cache is empty; `what` names the functions there. Of
-    several processes one compiles, and the others wait and load, if the folder can be locked.
+    its result. Log a warning first if the cache is empty; `what` names the functions in it. If the
+    folder can be locked, one process compiles while all others wait, then load.
 
     A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
     compiles at least one more function, which remains available in this process.

@@ -48,7 +48,7 @@ def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
 ) -> Callable:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
-    loaded in the model's dtype, on its device. `settings` are those of `pop_settings`."""
+    loaded in the model's dtype, on its device. `pop_settings` returns the `settings`."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)

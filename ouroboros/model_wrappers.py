@@ -108,7 +108,7 @@ def locked(*owners: object) -> Iterator[None]:
 @contextmanager
 def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedModel]:
     """Yield the model's wrapper with an empty cache; then restore attention and training modes.
-    `twin`: target and draft are the same `CachedModel`, so wrap it again with a second cache."""
+    `twin`: the draft is the same `CachedModel` as the target, so give it a second cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None
@@ -150,8 +150,8 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:
-    """Return the attention implementations of a model ("") and of its sub-configs (by their names),
-    in the form that `set_attn_implementation` accepts."""
+    """Return {sub-config name: its attention implementation}, with the model's own under "", as
+    `set_attn_implementation` accepts it."""
     config = model.config
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     own = {name: part._attn_implementation for name, part in parts.items() if part is not None}

@@ -1,6 +1,6 @@
 """Gumbel noise of a `Sampler` on a CPU: a hash of (seed, position, token id), compiled with numba.
 
-The bits equal those of `ouroboros.select.gumbel` on a GPU: logarithms use only +, -, x and /, in
+It is bitwise identical to `ouroboros.select.gumbel` on a GPU: logarithms use only +, -, x and /, in
 the same order.
 """
 
@@ -19,7 +19,7 @@ from ouroboros.jit import CONFIG, cache_folder, cached_in, compile_now
 
 SOURCE = Path(__file__)
 GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as an int64
-BLOCK = 1024  # ids whose noise is computed together, in the cache
+BLOCK = 1024  # ids whose noise is computed together: values that fit the CPU's cache
 CACHE = cache_folder([SOURCE])
 COMPILED = not CONFIG.DISABLE_JIT
 

@@ -118,8 +118,8 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
     """Return {query head of the core: query head of the stand-in}. The core has `core_heads` query
     heads and `core_kv` key heads, the stand-in `heads` and `kv`.
 
-    Query heads that share a key head form a group. A group of the core that is larger than a group
-    of the stand-in continues in its next group, whose key and value heads are then copies. Raises
+    Query heads that share a key head form a group. If the core's groups are larger than the
+    stand-in's, each takes several groups of the stand-in, with copied key and value heads. Raises
     `ValueError` if the stand-in has too few groups.
 
     >>> place_heads(4, 2, 14, 2)

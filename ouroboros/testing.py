@@ -133,8 +133,8 @@ def _check(
 
 
 class _Recorder:
-    """Wraps a drafter: records each proposed tree with the number of tokens before it, and checks
-    that these tokens are left unchanged, the tree's depth, and its ids (below `vocab`)."""
+    """Wraps a drafter: records each proposed tree with the number of tokens before it; checks the
+    tree's depth and ids (below `vocab`), and that the drafter leaves the tokens unchanged."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab

@@ -86,7 +86,7 @@ def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
 
 
 def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
-    """Return the trace truncated after `keep` new tokens; `finish` is the reason that it records.
+    """Return the trace truncated after `keep` new tokens, with `finish` as its end reason.
 
     The last step is recorded as if an end-of-sequence token had ended it: its last token counts as
     new, not as accepted.

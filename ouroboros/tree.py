@@ -93,8 +93,8 @@ class TokenTree:
         logit_nodes: Sequence[int] | None = None,
         padding: int = 0,
     ) -> TokenTree:
-        """Return the tree of the given nodes, plus `padding` copies of the root below it, as
-        probes. Nothing is checked. `logit_nodes` must be in ascending order (None: all nodes);
+        """Return the tree of the given nodes and `padding` probes: children of the root with its
+        token. Nothing is checked. `logit_nodes` must be in ascending order (None: all nodes);
         `depths` is [nodes] int64."""
         size = len(tokens)
         return _unchecked(
@@ -140,8 +140,8 @@ class TokenTree:
         return self._depths
 
     def ancestors(self, first: int = 0) -> np.ndarray:
-        """Return the attention mask between nodes, [n - first, n] bool: the row of each node from
-        `first` on is true at the node and its ancestors."""
+        """Return the attention mask between nodes, [n - first, n] bool: one row per node from
+        `first` on, true at the node and its ancestors."""
         size = len(self)
         rows = [1]  # one bit per node
         for node, parent in enumerate(self.parents[1:], start=1):

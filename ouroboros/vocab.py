@@ -26,8 +26,8 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
     If a model has no tokenizer, it is loaded from the model's folder or the local cache, if found.
-    Raises `ValueError` naming the first id at which the tokenizers differ. Without tokenizers,
-    raises it if the numbers of ids differ by more than PADDING.
+    Raises `ValueError` naming the first id at which the tokenizers differ, or, if a tokenizer is
+    missing, if the numbers of ids differ by more than PADDING.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)
     names = (getattr(getattr(m, "model", None), "name_or_path", "") for m in (target, draft))
