@@ -44,7 +44,7 @@ class Guard:
     STEPS, LIMIT, MOVED, TRUST = 25, 2.0, 0.1, 1.25
 
     def __init__(self) -> None:
-        self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # (target call, step) s / cost
+        self.plain: deque[tuple[float, float]] = deque(maxlen=5)  # (target, step) seconds / cost
         self.node_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_prices: deque[float] = deque(maxlen=self.STEPS)
         self.draft_price, self.node_price = 1.0, 0.0
@@ -57,11 +57,11 @@ class Guard:
         return self.pause_left > 0 or (self.repaying and self.credit < 0)
 
     def begin_prompt(self) -> None:
-        """Begin a prompt. This ends a pause, or begins one if the credit is used up."""
+        """Begin a prompt: end a pause, or begin one if `credit` stops drafting (see `Guard`)."""
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0
-        self.losses: list[tuple[int, float, float]] = []  # new tokens, s / cost, gain
+        self.losses: list[tuple[int, float, float]] = []  # new tokens, seconds / cost, gain
         self.plain_run = 0  # plain steps since the last one with a draft
         self.first, self.pause, self.pause_left = True, self.PAUSE, 0 if self.plain else 3
         self.repaying = self.repriced = self.credit < 0 and self.losing > 1
@@ -79,9 +79,8 @@ class Guard:
         return repriced
 
     def observe(self, step: StepRecord, call: float, verifying: float, drafting: float) -> None:
-        """Record a step. `call`, `verifying` and `drafting` are uncorrected predicted costs, in any
-        unit: of a target call of one node, of the step's target call, and of its draft calls
-        together."""
+        """Record a step. Predicted costs, uncorrected and in any one unit: `call` of a target call
+        of one node, `verifying` of the step's target call, `drafting` of all its draft calls."""
         first, self.first = self.first, False
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)
         if step.scored == 1 and not step.draft_calls:
@@ -126,8 +125,8 @@ class Guard:
         return self.lost > self.LOSS + max(self.credit, 0.0) / 4
 
     def _compare_with_later_steps(self) -> None:
-        """Reduce the losses before the last CHECK plain steps to those against the faster of them,
-        if smaller; end a pause that they no longer justify."""
+        """Compute the losses before the last CHECK plain steps again, from the fastest of these,
+        and keep the smaller values; end a pause that is no longer justified."""
         plain = min(seconds for _, seconds in list(self.plain)[-self.CHECK :])
         for new, spent, gain in self.losses:
             less = max(new - spent / plain, -self.SPIKE) - gain

@@ -1,4 +1,4 @@
-"""Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
+"""Decide draft calls and tree sizes jointly for all sequences of a batch.
 
 The sequences of a draft call are chosen to maximize their total gain minus the cost of the call; if
 that is not above 0, no call is made. The nodes to verify are the most probable of all trees, as
@@ -19,7 +19,7 @@ from ouroboros.costs import Costs
 from ouroboros.drafters.draft_tree.grow import CALL_FACTOR
 from ouroboros.drafters.draft_tree.state import SIZES
 
-HOST_MS = 0.15  # default host time per step and sequence, minus that of plain decoding
+HOST_MS = 0.15  # default host time per step and sequence beyond plain decoding's
 
 
 class JointCosts:
@@ -44,8 +44,7 @@ class JointCosts:
     def further_draft(self) -> list[float]:
         """The milliseconds that further nodes add to a draft call of one node per sequence.
 
-        Entry i is for i + 1 further nodes per sequence. Each further node adds as much as the
-        first.
+        Entry i is for i + 1 further nodes per sequence, each assumed to cost as much as the first.
         """
         each = self.draft_ms[2 * self.size - 1] - self.draft_ms[self.size - 1]
         return (each * np.arange(1, SIZES)).tolist()
@@ -62,7 +61,7 @@ class JointCosts:
 
 def share_draft_call(rows: Sequence[Any]) -> list[bool]:
     """Return for each of `rows` (`Ouroboros` drafters) whether it takes part in the next draft
-    call. Add the call's milliseconds to `drafting_ms` of those that do."""
+    call. Add the call's milliseconds to the `drafting_ms` of each participant."""
     joint: JointCosts = rows[0].joint
     states = [row.grower.states for row in rows]
     gains = [state["gain"].item() for state in states]

@@ -17,8 +17,8 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Runs `drafter` on rank 0 only; the other ranks receive its trees. All other attributes are
-    those of `drafter`, on every rank."""
+    """Runs `drafter` on rank 0 only; the other ranks receive its trees. Other attributes are read
+    from `drafter`, on every rank."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter

@@ -1,4 +1,4 @@
-"""Ouroboros: drafting phrase by phrase, on a draft tree that grows as long as a node is worth it.
+"""Ouroboros: drafting phrase by phrase, on a tree that grows while nodes are worth their cost.
 
 It applies the ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720) to one tree. Nodes
 come from phrases: n-grams of the text, and the target's earlier predictions at rejected nodes
@@ -45,7 +45,7 @@ class Ouroboros:
       of a node (1: a chain); `draft_nodes`: largest number of new nodes in one draft call
     - `recycle`: turn the target's predictions at rejected nodes into phrases
     - `runners_up`: also recycle the target's most probable tokens after every node (`recycle=False`
-      turns this off). `choose` then needs a ranking
+      turns this off). The token selector must then support `ranked`
     - `judge`: also use the draft model's ranking after nodes that have children from phrases
       (False: only after nodes without children)
     - `costs`: call costs: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file; by
@@ -60,8 +60,8 @@ class Ouroboros:
     The draft model reads the prompt at its first call. This call is made only if the expected gain
     is worth the time of that prefill. If `costs` has no prefill times, the call is always made,
     except in batches, where the time is estimated from call costs. The gain is READ_GAIN tokens (in
-    batches: `JointCosts.saved_share`) per token still to come; as many tokens are expected to come
-    as were generated so far, plus READ_AHEAD, at most the budget. In the first step after a long
+    batches: `JointCosts.saved_share`) per token still to come. The expected number of these is the
+    number generated so far plus READ_AHEAD, at most the budget. In the first step after a long
     prompt only the root is proposed, so the first token comes as early as in greedy decoding.
     Raises `ValueError` for settings out of range.
     """
@@ -178,7 +178,7 @@ class Ouroboros:
         return self._proposed
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Take the target's rankings after the nodes of the proposed tree, for `observe`."""
+        """Store the target's rankings after nodes of the proposed tree, for `observe`."""
         if tree is self._proposed:
             self.grower.store_rankings(ranked.ids, ranked.shares)
 
@@ -205,8 +205,8 @@ class Ouroboros:
             self._guard.observe(record, call, verifying, spent)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
-        """Return whether a draft call is worth the time in which the draft model first reads its
-        uncached tokens: the prompt, or tokens added during a pause."""
+        """Return whether drafting is worth the time in which the draft model reads its uncached
+        tokens (the prompt, or tokens added during a pause); see `Ouroboros`."""
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
@@ -224,7 +224,7 @@ class Ouroboros:
         return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
-        """Set the grower's call costs to those at each model's context length (rounded up, see
+        """Set the grower's call costs for each model's context length (rounded up, see
         MIN_CONTEXT), with the guard's corrections."""
         guard, size = self._guard, self._batch_size
         draft, sequence = self.draft, self.draft_sequence

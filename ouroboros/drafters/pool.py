@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 STATE_FORMAT = "ouroboros-state-1"
-CONTEXT = 6  # tokens stored from before a phrase
+CONTEXT = 6  # previous tokens stored with a phrase
 MAX_TOKEN = 1 << 22  # limit of token ids in files, because arrays grow with the largest id
 REMEDY = "make a new file (a run with pool_state=task writes one), or start cold"
 
@@ -146,8 +146,8 @@ class PhrasePool:
         self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases of a key, sorted by the number of last tokens that their
-        context shares with `before`, most first; ties are sorted newest first."""
+        """Return up to `count` phrases of a key, sorted by the length of the common suffix of
+        `before` and their context, longest first; ties are sorted newest first."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []

@@ -59,8 +59,8 @@ class Weights:
 
     - `index`: for nodes with phrases alone, in the order of `PHRASE_FEATURES`
     - `draft`: for nodes that the draft model has scored, in the order of `DRAFT_FEATURES`
-    - `ranked_index`, `ranked_draft`: the same for nodes after whose token the target has ranked
-      tokens before
+    - `ranked_index`, `ranked_draft`: the same for nodes with rankings of the target after earlier
+      nodes with the same token
     - `about`: the prompts and the quality of the fit
     """
 
@@ -140,7 +140,7 @@ def _candidate(s, m, token, kind):
 
 @jit
 def _count(s, m, token, length, kind, weight):
-    """Add `weight` to the candidate `token`, for an occurrence that it follows. `length` is the
+    """Count an occurrence followed by `token`: add `weight` to this candidate. `length` is the
     occurrence's match length, `kind` the bits of its source."""
     c = _candidate(s, m, token, kind)
     s.candidate_match[c] = max(s.candidate_match[c], length)
@@ -158,7 +158,7 @@ def _count_rankings(s, m, node):
     """Add the tokens of the newest rankings after the node's token to the candidates, and compute
     their ranked shares."""
     number = m.newest_ranking[s.token[node]]
-    oldest = max(s.rankings_before, s.rankings - state.RANKINGS)  # earlier ones do not count
+    oldest = max(s.rankings_before, s.rankings - state.RANKINGS)  # the newest one that is ignored
     age = 0
     while number > oldest and age < state.RECENT:
         row = number % state.RANKINGS
@@ -362,9 +362,9 @@ def _add_option(s, node, c, token, kind, rank, ranks):
 
 @jit
 def list_options(s, m, node, ranks):
-    """List the tokens that may follow a node: those of `shortlist` and the draft model's first
-    `ranks`. Write them to `option_token`, their probabilities to `option_prob`, and their indices,
-    most probable first, to `ranking`. Call `fill_path` and `find_occurrences` first."""
+    """List the tokens that may follow a node: the `shortlist`, and the first `ranks` tokens of the
+    draft model's ranking. Write them to `option_token`, their probabilities to `option_prob`, and
+    their indices, most probable first, to `ranking`. Call `fill_path`, `find_occurrences` first."""
     find_candidates(s, m, node)
     if s.noisy:
         s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])
@@ -390,8 +390,8 @@ def list_options(s, m, node, ranks):
 
 @jit
 def find_children(s, m, node, ranks):
-    """Make the most probable of `list_options` the node's children, with probabilities that sum to
-    at most 1. A token that is a child already keeps its node, and so the subtree below."""
+    """Make the most probable tokens of `list_options` the node's children, with probabilities that
+    sum to at most 1. Tokens that were children before keep their nodes and subtrees."""
     list_options(s, m, node, ranks)
     count = min(s.options, s.max_children)
     total = 0.0

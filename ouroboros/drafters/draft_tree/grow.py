@@ -33,15 +33,15 @@ MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 BEYOND_MATCH = 4  # a phrase continues for at most the length of its match + this many tokens
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call / its immediate gain: it makes further calls possible
-CHAIN_HITS = 0.4  # a chain ends where the draft is unsure: the share of misses that this avoids
+CHAIN_HITS = 0.4  # share of the draft's misses avoided by ending a chain where it is unsure
 
-DECAY = 0.95  # weight of earlier observations after each new one
+DECAY = 0.95  # factor on earlier observations at each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
 TRIALS = 5.0  # weight of these priors, in observations
 FINDS = 0.5  # prior rate at which the draft model finds a token that no phrase proposed
 RATE, COST = 2.0, 4.0  # prior of tokens per unit of cost, and its weight in units of cost
 EXPECTED = 5.0  # prior of accepted and expected tokens: estimates are right
-TREE_DECAY = 0.97  # weight of earlier trees after each new one
+TREE_DECAY = 0.97  # factor on earlier trees at each new one
 
 
 @jit
@@ -67,8 +67,8 @@ def _set_constants(s):
 
 @jit
 def _add_possible_node(s, size, reach, present):
-    """Insert a node that a draft call may add into `likely`, whose first `size` entries are sorted;
-    return the new size.
+    """Insert a node that a draft call may add to the tree into the first `size` entries of
+    `likely`, which are sorted; return the new size.
 
     The call adds the node with probability `present`; it is then reached with probability `reach`.
     """
@@ -118,8 +118,8 @@ def _best_size(s, size):
 
 @jit
 def _chain_pays(s, node, before):
-    """Return whether some number of draft calls in a row is worth more than `before`, the worth of
-    the tree without them. The first call scores `node`, each further one the token found last.
+    """Return whether a chain of draft calls is worth more than `before`, the tree's worth without
+    it. The first call scores `node`; each further call scores the token that the last call found.
 
     A single call may not pay although several do, if the cost of a target call jumps between two
     sizes.
@@ -151,7 +151,7 @@ def plan_draft_call(s):
     Takes the most probable unscored nodes, as many as maximize gain minus cost. The gain: after
     such a node the draft model may find the target's token if the best phrase is wrong, and phrases
     then continue from it. A call pays if these tokens are worth more than the call and verifying
-    them, or if it begins a chain of calls that pays (not in batches); it then scores one node.
+    them. Outside batches, a call of one node also pays if it begins a chain of calls that pays.
     """
     s.pending = 0
     s.gain = 0.0

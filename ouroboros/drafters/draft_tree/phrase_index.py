@@ -3,11 +3,11 @@
 It searches the text (prompt and output) and recycled predictions: tokens that the target predicted
 after rejected nodes, each stored with the tokens before it.
 
-An occurrence has match length k if the last k tokens up to it equal those up to the node. Lengths
-are computed from parent to child: if the parent's token occurs at p - 1 with match length k, the
-child's at p has match length k + 1. Nodes on the *path*, from the root to the node, count as
-occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at `length`
-- 1, and the path's node of depth d at `length` - 1 + d.
+An occurrence has match length k if the k tokens that end there equal the k tokens that end at the
+node. Lengths are computed from parent to child: if the parent's token occurs at p - 1 with match
+length k, the child's at p has match length k + 1. Nodes on the *path*, from the root to the node,
+count as occurrences too, so loops are continued. Position p < `length` is `text[p]`; the root is at
+`length` - 1, and the path's node of depth d at `length` - 1 + d.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def find_occurrences(s, m, node):
     """List the occurrences of a node's token in `occurrence`, newest first.
 
     The caller fills `path` and the parent's list first. The last token of the text is skipped. If
-    there are earlier sequences, older occurrences are added whose previous token matches too.
+    there are earlier sequences, up to OLDER more are added whose previous token matches too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
@@ -165,8 +165,8 @@ def store_ranking(s, m, depth, ids, shares):
 
 @jit
 def context_match(s, m, context, depth):
-    """Return how many of the tokens `context` (nearest first) match the tokens up to `depth` of the
-    path, at most CONTEXT."""
+    """Return how many tokens match before the first mismatch between `context` (nearest first) and
+    the tokens back from `depth` of the path; at most CONTEXT."""
     for back in range(state.CONTEXT):
         token = context[back]
         if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):

@@ -34,9 +34,9 @@ LONGEST = 64  # cap of suffix match lengths
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
 RUNNERS = 8  # most probable tokens kept of each of the target's rankings
-CANDIDATES = 176  # distinct tokens: at least WITH_HISTORY + OLDER + RECENT x (1 + RUNNERS)
+CANDIDATES = 176  # capacity for the WITH_HISTORY + OLDER + RECENT x (1 + RUNNERS) of a node
 SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
-RECENT = 12  # most recycled predictions, and most rankings, after a token that are searched
+RECENT = 12  # newest recycled predictions, and newest rankings, searched after a token
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKINGS = 1 << 13  # rankings kept, 92 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
@@ -98,8 +98,8 @@ class Memory(NamedTuple):
 
 
 _INTEGERS = {
-    # the sequence: length of the text, start of the current sequence, predictions recycled and
-    # rankings stored so far and before the current sequence
+    # the text's length, the current sequence's start; recycled predictions and stored rankings, in
+    # total and before the current sequence; `stamp`: calls of `find_candidates`
     "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (),
     "rankings": (), "rankings_before": (),
     # settings
@@ -196,8 +196,8 @@ CACHE = cache_folder([noise.SOURCE, PACKAGE.parent / "pool.py", *sorted(PACKAGE.
 
 def jit(function: Function, *, lists: bool = False) -> Function:
     """Compile a function at its first call, or load its cached machine code. `lists`: whether it
-    makes or extends a list; otherwise numba counts no references, which would take half of the time
-    because each call with a `Memory` counts those of all its arrays."""
+    makes or extends a list. Otherwise numba's reference counting is off: counting all arrays of a
+    `Memory` in each call would take half of the time."""
     with cached_in(CACHE) as options:
         return numba.njit(**options | {"_nrt": lists})(function)  # type: ignore[return-value]
 

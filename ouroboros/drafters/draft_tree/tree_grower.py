@@ -79,7 +79,7 @@ class TreeGrower:
         self.forget()
 
     def forget(self) -> None:
-        """Clear all texts and recycled predictions."""
+        """Clear all texts, recycled predictions and rankings."""
         s = self.state
         s.length = s.start = s.recycled = s.rankings = s.stamp = 0
         self.memory = new_memory(len(self.memory.newest))
@@ -106,8 +106,8 @@ class TreeGrower:
         `call[i]` of a draft call of i + 1 nodes.
 
         The last value of each list also applies to larger calls. If a larger target call costs
-        clearly less than a smaller one, trees are padded to the larger size. A draft call is taken
-        to cost no more than any larger one.
+        clearly less than a smaller one, trees are padded to the larger size. A draft call is
+        assumed to cost at most as much as any larger one.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)
@@ -134,8 +134,8 @@ class TreeGrower:
         """Begin a step on `tokens`, which must extend those of the last step. `max_depth` and
         `max_draft_depth`: see `grow.begin`.
 
-        Return the tree for the draft model to score, or None if no draft call pays. Rank tokens
-        after its `logit_nodes`; the draft model has scored the other nodes earlier in this step.
+        Return the tree for the draft model to score, or None if no draft call pays. Pass the
+        draft's ranking after `logit_nodes` to `add_rankings`; other nodes were scored before.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -200,8 +200,8 @@ class TreeGrower:
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
-        """Return the accepted nodes, as numbered in the tree that the draft model scored last, up
-        to the first one that it did not score; [] without a draft call. `path` is numbered as in
+        """Return the accepted nodes before the first one that the draft model has not scored, as
+        numbered in the tree that it scored last; [] without a draft call. `path` is numbered as in
         the proposal."""
         if not self._drafted:
             return []
@@ -209,8 +209,8 @@ class TreeGrower:
         return rows[: rows.index(-1)] if -1 in rows else rows
 
     def store_rankings(self, ids: np.ndarray, shares: np.ndarray) -> None:
-        """Take the target's most probable tokens after the first nodes of the proposal (-1: none)
-        and their probabilities, [nodes, RUNNERS] each; `learn` learns from them."""
+        """Store the target's most probable tokens after the first nodes of the proposal (-1: none)
+        and their probabilities, [nodes, RUNNERS] each, for `learn`."""
         self._reserve(0, int(ids.max()))
         self._rankings = (
             np.ascontiguousarray(ids, np.int32),
@@ -219,8 +219,8 @@ class TreeGrower:
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from verification. `chosen[i]` is the target's token after node i of the proposal
-        (-1: unknown); `path` has the accepted nodes, root first. Without recycling `chosen` is not
-        needed: the next call of `begin` gets the tokens of the path."""
+        (-1: unknown); `path` has the accepted nodes, root first. Without recycling, `chosen` is
+        ignored: the next call of `begin` gets the accepted tokens and learns from them."""
         if self._recycle:
             self._learn(chosen, path)
         else:
