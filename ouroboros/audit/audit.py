@@ -40,7 +40,7 @@ WHOLE = 1 << 30
 LIKELY = 32  # noise is measured on this many tokens per position: the most probable ones
 USUAL = 0.95  # quantile of the noise over positions
 HIGHEST = 1e6  # largest shift tried, in logits
-RIVALS = 8  # competing tokens that `_directions` tries: so many likely and so many near ones
+RIVALS = 8  # competing tokens tried: this many most probable and this many nearest
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Control:
     """The result of scoring standard decoding's completion by transformers' own forward pass, with
     `rows` tokens per call.
 
-    The two choose differently at `differ` of `positions` tokens, first at index `first` (None:
-    nowhere). `noise` is the 95th percentile of the logits' rounding error over all positions.
+    The forward pass chooses another token at `differ` of `positions` positions, first at `first`
+    (None: nowhere). `noise` is the 95th percentile of the logits' rounding error over positions.
     """
 
     rows: int
@@ -119,8 +119,8 @@ class Auditor:
         `reference` has standard decoding's new tokens, `others` those of each decoder (None: no
         completion). If all are equal and `controls` is false, nothing is measured: there are no
         controls. Otherwise the reference itself is compared with calls in `exact` precision; its
-        finding has the key None. A completion that differs by a tie is compared with them too,
-        from there on.
+        finding has the key None. A completion that differs by a tie is compared with such
+        calls too; if they show a BUG, this is its finding.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
         equal = all(index is None for index in parted.values()) and None not in others.values()
@@ -229,8 +229,8 @@ class _ScoredText:
     def tie_or_bug(self, noise: float, index: int, expected: int, found: int) -> Finding:
         """Return the finding, numeric tie or BUG, for the position `index`, where `found` was
         chosen instead of `expected`. The shift is the larger of the two that make `expected` and
-        `found` the choice. It is a tie up to `noise`, the largest in the text: the error of the
-        completion's own calls is one more draw, often above a smaller quantile."""
+        `found` the choice. It is a tie if the shift is at most `noise`, the largest in the text,
+        because the error of the completion's own calls often exceeds a smaller quantile."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))

@@ -68,8 +68,8 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Return {id: (prompt tokens, new tokens)}; a line without an id has its number as id. Of
-    several end tokens at the end, keep one. Raises `ValueError` for a line that cannot be read."""
+    """Return {id: (prompt tokens, new tokens)}; a line without an id has its number as id.
+    Keep one of several trailing end tokens. Raises `ValueError` for a line that cannot be read."""
     completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # keeps U+2028
         if not line.strip():

@@ -51,8 +51,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: a model with this library's attention uses transformers' `sdpa`
-    meanwhile."""
+    """Context manager in which a model with this library's attention uses transformers' `sdpa`."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

@@ -48,8 +48,8 @@ class Costs:
 
     - `target`, `draft`: milliseconds of one call by context and nodes; `draft` is None if unknown
     - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
-    - `prefill_ms`: the target's prefill, added to the first step of a sequence; of prompts of
-      `prefill_tokens` tokens, and for others in proportion (None: the same for all prompts)
+    - `prefill_ms`: the target's prefill, added to the first step of a sequence. It holds for
+      `prefill_tokens` prompt tokens and is scaled by length (None: the same for all prompts)
     - `reading_ms`: the draft's prefill in milliseconds, by number of tokens, if measured
     - `footprints`: by "target" and "draft", the bytes of weights and of a cached token
     - `copy_bytes_per_s`: memory bandwidth, bytes read plus bytes written
@@ -276,9 +276,9 @@ class Costs:
     def drafting_ms(self, step: StepRecord, context: int) -> float:
         """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        All draft calls of the step are assumed to be equally large. If they would exceed the
-        largest measured call, uncached text is priced separately, by `draft_reading_ms`. Raises
-        `ValueError` for calls larger than those measured, and if the costs have no draft.
+        All draft calls of the step are assumed to have the same size. If that exceeds the largest
+        measured call, the time to read uncached tokens is added separately (`draft_reading_ms`).
+        Raises `ValueError` for calls larger than measured, and if the costs have no draft model.
         """
         if not step.draft_calls:
             return 0.0
@@ -348,7 +348,7 @@ class CostModel:
         context, draft_has_read = sample.prompt_tokens, False
         for index, step in enumerate(sample.steps):
             # A long prompt before a branching tree takes a second forward pass. Older records do
-            # not count forward passes; for them, only the first target call is given a second.
+            # not count forward passes: a second one is assumed in the first target call only.
             branching = step.scored > step.drafted + 1 and context > LONG_TEXT
             forwards = step.target_forwards or 1 + int(not index and branching)
             verify = call_ms(step.scored, context) + (forwards - 1) * call_ms(1, context)

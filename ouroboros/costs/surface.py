@@ -105,8 +105,8 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def extended_to(self, contexts: Mapping[int, int]) -> Surface:
-        """Return a copy in which each context c of the table becomes `contexts[c]`, a longer
-        context up to which calls are taken to cost as much."""
+        """Return a copy in which `contexts[c]`, a longer context, replaces each context c: calls up
+        to that length are assumed to cost as much as at c."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)

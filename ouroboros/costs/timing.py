@@ -166,7 +166,7 @@ def footprint(model: CachedModel) -> Footprint:
 def config_of(name: str) -> PreTrainedConfig:
     """Return the config of a model: a folder, a name in `standin.SHAPES`, or a hub id.
 
-    An id whose last part starts with a name in `SHAPES` has that config, without access to the hub.
+    An id whose last part starts with a name in `SHAPES` gets that shape's config, without the hub.
     Raises `ValueError` if there is no config.
     """
     model = Path(name).name.lower()

@@ -101,7 +101,7 @@ def advise(
     """Predict greedy and `decoders`, {name: config}; return (predictions, settings tried).
 
     The predictions are {decoder: {"configured": `Prediction`, "best": `Prediction`}}, with "best"
-    only if other settings are faster. They are found by one round of `search` over the decoder's
+    only if other settings are faster. The search is one round of `search` over the decoder's
     space in conf/tune, on the first `SEARCHED` texts. If a decoder cannot be predicted,
     `Prediction.failed` says why. The second value is the number of settings tried.
     """

@@ -50,13 +50,13 @@ Settings = Mapping[str, object]
 
 @dataclass
 class Evidence:
-    """Greedy's texts and a machine's call costs: what predictions are made from.
+    """Greedy's texts and a machine's call costs, from which predictions are made.
 
     - `draft`: the draft model, if a decoder needs it
     - `decision_costs`: the costs that decoders plan with (default: `costs`)
-    - `rates`: `OffTextRates` by decoder, or by `kind_of` decoder, or with the key "" for all others
-      (`USUAL_RATES` without such a key). If None, a decoder that reads predictions after draft
-      tokens outside the texts is not replayed, but run on `bench`, if given
+    - `rates`: `OffTextRates` by decoder or by `kind_of` decoder; the key "" is for all others
+      (default: `USUAL_RATES`). If None, decoders that read predictions after draft tokens outside
+      the texts cannot be replayed; they are run on `bench`, if given
     - `live`: the samples of the run in which the costs were measured, by decoder
     - `counted`: a cache of replayed samples by decoder, settings and decision costs
     """
@@ -78,11 +78,11 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Replay a decoder (or run it on `bench`); return one sample per text, with an `error` if
-        the text is not as recorded. Greedy ignores `config`; `settings` override it.
+        """Replay a decoder (or run it on `bench`) with `config`, overridden by `settings`. Return
+        one sample per text; its `error` is set if the tokens differ from the recorded ones.
 
-        Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
-        a decoder that cannot be replayed.
+        Greedy ignores `config` and `settings`. Raises `ValueError` for settings that the decoder
+        does not accept and, without `bench`, for a decoder that cannot be replayed.
         """
         costs = self.decision_costs or self.costs
         decides = name != PLAIN and wants_costs(config)
@@ -142,8 +142,8 @@ def recorded_evidence(
 
     The target is not loaded; the draft is loaded only if `decoders` (configs by name) need it.
     Samples of decoders that were recorded with other settings are left out of `live`. `task` is the
-    recorded task, if its file has moved. Raises `ValueError` for a folder that does not fit, and
-    without `costs` for one that was not timed.
+    recorded task, if its file has moved. Raises `ValueError` if tokenizer or prompts differ from
+    the recorded ones and, without `costs`, if the run was not timed.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)

@@ -34,7 +34,7 @@ def search(
 
     Each round takes every setting in turn and tries all its values, with the others fixed. The
     search ends when a round improves nothing, or after `rounds` rounds. `configured` has the
-    values of settings missing in `start`, so that these are not tried again. Of equal scores the
+    current values of settings missing in `start`, which are not tried again. Of equal scores the
     first found wins; no settings are scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],

@@ -29,8 +29,8 @@ SEARCHES = "searches.jsonl"
 
 
 def record(bench: Bench, costs: Costs) -> Evidence:
-    """Record greedy's texts of the bench's prompts, and return them with `costs`; decoders that
-    cannot be replayed on them run on the bench."""
+    """Record greedy's texts of the bench's prompts, and return them with `costs`. Decoders that
+    cannot be replayed will run on the bench."""
     greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
     return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
 
@@ -65,9 +65,9 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the settings that are best on all texts, `on`, of three kinds: the configured
-        ones; those of `trials` that are best on fewer texts, `few`; and the result of a coordinate
-        search on `few` from the best of `trials`."""
+        """Return the finalist that is best on all texts, `on`. Finalists are the configured
+        settings, the `FINALISTS` - 1 of `trials` that are best on fewer texts, `few`, and the
+        result of a coordinate search on `few` from the best of `trials`."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -106,9 +106,9 @@ def tune(
     On the `first` texts (None: all) of each item of `on`, each decoder tries its configured
     settings and random ones, `trials` in all, and then a coordinate search from the best; the
     finalists are compared on all texts. For each machine, the report shows how much slower than the
-    best settings two others are: the configured ones ("regret") and the best of another machine
+    best settings the configured ones are ("regret"), and those found best for each other machine
     ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a rerun
-    with the same inputs; `about` (JSON values) has those inputs that no argument states.
+    with the same inputs; `about` (JSON values) identifies inputs that are not arguments.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
