@@ -99,7 +99,7 @@ real_text() {
 
 # Regret of the configured settings, for the costs of each machine. 2 hours.
 tuning() {
-  tune with_draft "speculative suffix_hybrid ouroboros"
+  tune with_draft "speculative suffix_hybrid hf_assisted ouroboros"
   tune without "prompt_lookup prompt_lookup_adaptive suffix_decoding racer token_recycling lookahead"
 }
 tune() {
