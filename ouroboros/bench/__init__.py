@@ -1,1 +1,1 @@
-"""Benchmarks. Imports run downwards in this order: tasks, metrics, run, replay, report."""
+"""Benchmarks. Each package imports only from earlier ones: tasks, metrics, run, replay, report."""

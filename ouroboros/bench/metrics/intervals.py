@@ -20,8 +20,8 @@ FEWEST_PROMPTS = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % CI from `low` to `high` (None with fewer than two prompts), computed
-    over this number of `prompts`."""
+    """A value, its 95 % CI from `low` to `high` (None with fewer than two prompts) and the number
+    of prompts (None: unknown)."""
 
     value: float
     low: float | None = None
@@ -51,11 +51,11 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
 ) -> np.ndarray:
-    """Return [4, prompts]: each prompt's sums of the columns `amount` and `per`, first of the
-    baseline, then of the decoder.
+    """Return each prompt's sums over repeats, [4, prompts]: the baseline's `amount` and `per`, then
+    the decoder's.
 
-    The sums are over the repeats that both finished and whose four values are known and not 0; with
-    `equal`, only over those in which both generated the same tokens.
+    A repeat counts only if all four values are known and not 0 and, with `equal`, if baseline and
+    decoder generated the same tokens.
     """
     sides = baseline, samples[[amount, per, "new_tokens"]].reindex(baseline.index)
     values = np.array([frame[name].to_numpy(float) for frame in sides for name in (amount, per)])
@@ -78,10 +78,10 @@ def speedup(
 ) -> Interval | None:
     """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
-    `baseline` and `samples` are `sample_frame`s, `amount` and `per` names of columns, which are
-    summed over all prompts. With `macro`, the result is the geometric mean of the prompts' ratios,
-    which weighs all prompts equally. `equal` uses only completions with the same tokens. The
-    interval is a paired percentile bootstrap over prompts. None if no completions can be paired.
+    `baseline` and `samples` are `sample_frame`s; their columns `amount` and `per` are summed over
+    all prompts. With `macro`, the result is the geometric mean of each prompt's speedup instead.
+    `equal` leaves out completions whose tokens differ from the baseline's. The interval is a paired
+    percentile bootstrap over prompts. None if no completions can be paired.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -90,8 +90,8 @@ def speedup(
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
-    """Return the sum of the column `amount` / the sum of tokens, with a bootstrap interval over
-    prompts; None if an amount is unknown, or without tokens."""
+    """Return the column `amount` per token, sum / sum, with a bootstrap interval over prompts. None
+    if an amount is unknown or there are no tokens."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
     known = len(sums) and samples[amount].notna().all()
@@ -105,10 +105,10 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def per_token(*sums, axis=-1):
-    """Return a ratio of sums over prompts; with `axis=()`, a value per prompt.
+    """Return a ratio of sums over prompts; with `axis=()`, the ratio of each prompt.
 
-    Of two arrays [prompts], amount and tokens, it is amount / tokens; of the four arrays of
-    `paired`, the baseline's amount / tokens divided by the decoder's.
+    For two arrays [prompts], amount and tokens, the ratio is amount / tokens. For the four arrays
+    of `paired`, it is the baseline's amount / tokens divided by the decoder's.
     """
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens

@@ -1,4 +1,4 @@
-"""All metrics, one entry of `METRICS` each. Tables, files and the glossary are made from it.
+"""All metrics: the entries of `METRICS`, from which tables, files and the glossary are made.
 
 Terms: a *step* is one iteration of the loop, with one target call; *accepted* excludes the bonus
 token and *new* includes it. A metric's formula is computed for one decoder at a time; the names of
@@ -53,9 +53,9 @@ class Metric:
     - `timed`: unavailable if jobs shared the device; `priced`: needs call costs
     - `by_group`: also computed for each group of prompts
     - `tables`: the tables with a column for it, separated by spaces: "default" (terminal), "speed",
-      "lead", "time", "counts", "trees", "headline" (the JSON line). "comparison" and "groups" are
-      tables of this metric alone: a column per decoder and a row per run or group of prompts
-    - `instead_of`: show it in "default" only if none of these metrics is available
+      "lead", "time", "counts", "trees", "headline" (the JSON line). "comparison" and "groups" show
+      each metric in a table of its own: a column per decoder, a row per run or group of prompts
+    - `instead_of`: names of metrics; the table "default" omits this one if any of them is available
     """
 
     name: str
@@ -94,7 +94,7 @@ class Metric:
 
 
 class Registry(dict[str, Metric]):
-    """Metrics by name, in the order of tables."""
+    """Metrics by name, in the order in which tables show them."""
 
     def __init__(self, *entries: Metric) -> None:
         super().__init__({metric.name: metric for metric in entries})
@@ -117,7 +117,7 @@ class Registry(dict[str, Metric]):
         """Return every metric of one decoder's completions: {name: value}.
 
         `costs` and `draft_cost` as in `sample_frame`. `given` has the formulas' other inputs (see
-        the module docstring); completions of other decoders are samples or a `sample_frame`. A
+        the module docstring), with other decoders' completions as samples or a `sample_frame`. A
         metric is None if an input is missing, or if it needs times and `timed` is false. With
         `groups`, only the metrics with `by_group` are computed.
         """
@@ -145,11 +145,11 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
 
 
 def over_greedy(*amount: str, macro: bool = False) -> Callable:
-    """Return the formula of the speedup over greedy. `amount` has the positional arguments `amount`
-    and `per` of `intervals.speedup`; `macro` as there.
+    """Return the formula of the speedup over greedy. `amount` and `macro` are passed on to
+    `intervals.speedup`, `amount` as its arguments `amount` and `per`.
 
-    It compares completions that equal greedy's or, for a decoder that preserves only the
-    distribution (`in_law`), all completions.
+    It uses only completions that equal greedy's, or all completions if the decoder preserves only
+    the distribution (`in_law`).
     """
     return lambda samples, greedy, in_law: speedup(
         greedy, samples, *amount, macro=macro, equal=not in_law
@@ -157,10 +157,10 @@ def over_greedy(*amount: str, macro: bool = False) -> Callable:
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of the decoder's `amount` / `per`, divided by Ouroboros'.
+    """Return the formula of Ouroboros' speedup over the decoder.
 
-    `amount` has the positional arguments `amount` and `per` of `intervals.speedup`. Completions are
-    selected as in `over_greedy`, with Ouroboros' in place of greedy's.
+    `amount` as in `over_greedy`. It uses only completions that equal Ouroboros', or all completions
+    if the decoder preserves only the distribution (`in_law`).
     """
     return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
@@ -196,7 +196,7 @@ def recorded(steps: Frame) -> Frame:
 
 
 def tries_per_position(steps: Frame) -> list[int]:
-    """Return, at index k - 1, how many steps drafted k or more tokens."""
+    """Return a list whose entry k - 1 is the number of steps that drafted at least k tokens."""
     longest = max(steps.drafted, default=0)
     return [int((steps.drafted >= k).sum()) for k in range(1, longest + 1)]
 
@@ -400,7 +400,7 @@ METRICS = Registry(
            "New tokens by their source; corrections and bonus tokens are the target's.",
            pooled="sum", scalar=False),
 
-    # Is it lossless, and what the text is like
+    # Losslessness and repetition
     Metric("repetition_rate", "repetition",
            lambda samples: samples.new_tokens.map(repetition).astype(float).mean(),
            "Share of 4-grams that occurred before in the completion; 9 to 15 % in real answers.",
@@ -437,8 +437,8 @@ METRICS = Registry(
 
 
 def score_metric(name: str) -> Metric:
-    """Return the metric of a task's score, such as "score.pass@1", for tables and files; its values
-    come from `score_intervals`."""
+    """Return the metric "score.<name>" of a task's score, for tables and files; its values come
+    from `score_intervals`."""
     look = {"better": "higher", "digits": 3, "interval": True, "tables": "default speed", **MEAN}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 

@@ -19,8 +19,8 @@ from ouroboros.trace import StepRecord
 PLAIN, METHOD = "greedy", "ouroboros"
 """The decoders that others are compared with, by their names in a run."""
 COST_RATIO = 0.176
-"""Default cost of a draft call in target calls, for runs that do not record it: the weight bytes of
-Yi-6B / those of Yi-34B, the pair of the published results."""
+"""Default cost of a draft call in target calls, for runs that do not record it: Yi-6B's weight
+bytes / Yi-34B's, the pair of the published results."""
 NO_FIELDS = ("speculative_decoding", "energy_j")
 """Keys of a sample's line that are not fields: derived values, and values of older runs."""
 
@@ -36,7 +36,7 @@ class Sample:
     `group` is the prompt's category or "".
 
     With a `batch_size` above 1, `wall_s` and `ttft_s` are the sample's share of the batch's time:
-    the seconds of each step / the number of sequences in it. The sample was decoded from `began_s`
+    the sum of each step's seconds / its number of sequences. The sample was decoded from `began_s`
     to `ended_s`, in seconds since its batch began; `batch` is the number of this batch in the run.
     """
 
@@ -101,8 +101,8 @@ def sample_frame(
     - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
       and `decode_s` remain shares of a batch's time
     - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
-    - `predicted_s` and `cost` (in target calls of one node): by `costs`; NaN in all rows without
-      costs, if they do not cover every sample, and with batches
+    - `predicted_s` and `cost` (in target calls of one node): predicted with `costs`; NaN in all
+      rows if `costs` is None or does not cover every sample, or if there are batches
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))

@@ -46,9 +46,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     - `steps`: the number of trees
     - `nodes`, `depth`, `leaves`: means over trees, the root excluded
-    - `sources`: by source, the numbers of nodes: `proposed`, `parent_accepted` (those whose parent
-      was accepted) and `accepted` (those that the target chose as well); and the mean estimated
-      probability of nodes whose parent was accepted, `estimated` (None: not estimated)
+    - `sources`: by source, the number of `proposed` nodes, of nodes whose parent was accepted
+      (`parent_accepted`) and of nodes that were accepted themselves (`accepted`), and the mean
+      probability estimated for nodes whose parent was accepted (`estimated`, or None)
     - `calibration`: `calibration` of nodes whose parent was accepted; None if nothing was estimated
     """
     if not steps:
@@ -87,9 +87,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 def calibration(estimates: ArrayLike, outcomes: ArrayLike) -> dict:
     """Compare estimated probabilities with outcomes.
 
-    Returns the number of `observations`, the mean `log_loss` (natural logarithms), the log loss of
-    always estimating the mean outcome, `log_loss_of_the_mean`, the mean estimate, `estimated`,
-    and the share of true outcomes, `actual`.
+    Returns `observations` (their number), `log_loss` (mean, natural logarithms),
+    `log_loss_of_the_mean` (the log loss of always estimating the mean outcome), `estimated` (the
+    mean estimate) and `actual` (the share of true outcomes).
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["log_loss"], 4), round(found["estimated"], 4), round(found["actual"], 4)
