@@ -1,9 +1,8 @@
 """Recorded runs: a target's prompts and continuations, enough to replay drafters without the
 target.
 
-`read_recording` reads a results folder, or JSONL of texts from any engine. If the recording has no
-limits (JSONL never has any), a replay ends at each run's recorded length, and the model's context
-length is unlimited.
+`read_recording` reads a results folder, or JSONL of texts from any engine. JSONL has no limits: its
+replay ends at each run's recorded length, and the model's context length is unlimited.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class RecordedRun:
     """One prompt and its continuation, as token ids.
 
     `finish` is "eos", "length", "context" or "stop"; `group` is the prompt's category or "".
-    `predictions` has the target's predictions after draft tokens that left the text, by prefix key.
+    `predictions` has, by prefix key, the target's predictions that the text does not contain.
     """
 
     example: str
@@ -89,7 +88,7 @@ def read_recording(
     task: TaskSpec | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
-    """Return {decoder: its first `limit` recorded runs}; a file has runs of "greedy" only.
+    """Return the first `limit` recorded runs of each decoder; a file's runs count as "greedy".
 
     A results folder stores no prompts: they come from `task`, by default the run's task. A JSONL
     line has "prompt" and "completion", and optionally "id" and "category". A line of a conversation
@@ -149,8 +148,8 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
 
 
 def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Return {decoder: its runs} of a results folder. Leaves out texts of rejection sampling, whose
-    noise no replay has; raises `ValueError` if there are no others."""
+    """Return a results folder's runs by decoder, without decoders that used rejection sampling: a
+    replay cannot repeat their random draws. Raises `ValueError` if no decoder is left."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
     ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
@@ -172,8 +171,8 @@ def by_decoder(
     prompt_of: PromptOf,
     *settings,
 ) -> dict[str, RecordedRuns]:
-    """Return {decoder: its runs} for the samples that did not fail; `settings` are those of
-    `RecordedRuns`. Raises `ValueError` for a prompt of another length than the sample's."""
+    """Return the runs of the samples that did not fail, by decoder. `settings` are the other fields
+    of `RecordedRuns`. Raises `ValueError` if a prompt's length differs from `prompt_tokens`."""
     runs: dict[str, list[RecordedRun]] = {name: [] for name in decoders}
     for one in samples:
         if one.error:

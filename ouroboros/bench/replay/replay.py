@@ -4,8 +4,8 @@ The loop is that of `ouroboros.decode`; the target computes nothing, and the sel
 tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
 proposes, accepts and counts the same as in the live run, if the draft model computes the same here
 (in bfloat16, near ties may differ between devices). Ouroboros is always replayed without
-`runners_up`, because only the target's choices are recorded. A drafter that reads a prediction that
-was not recorded raises `ValueError`, unless `OffTextRates` simulate predictions.
+`runners_up`, because only the target's choices are recorded. Reading a prediction that was
+not recorded raises `ValueError`, unless `OffTextRates` simulate it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 class OffTextRates:
     """How often a simulated target is right after draft tokens that deviate from the recorded text.
 
-    The target has no recorded prediction at a node whose path has left the text. There, its
-    simulated prediction is the recorded token of the next position at the rate `after_right`, if
-    the node's own token equals the recorded one at its position, else at the rate `after_wrong`.
+    After such tokens, the target predicts the recorded token of the next position: with probability
+    `after_right` if the last token equals the recorded one at its position, else with probability
+    `after_wrong`.
     """
 
     after_right: float
@@ -71,7 +71,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Measure the rates on recorded predictions; None unless both kinds of nodes occur."""
+        """Measure the rates on recorded predictions; None unless there are some for each rate."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens
@@ -84,9 +84,9 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], key: PrefixKey, *, seed: int = 0) -> int:
-        """Simulate the prediction after the sequence `key`, which left the text or reached its end:
-        the text's token at the next position with the rate of the last node, else a random token of
-        the text. The result depends only on the arguments."""
+        """Return a simulated prediction after the sequence `key`: with the rate of its last token,
+        the text's token at the next position (if there is one), else a random token of the text.
+        The result depends only on the arguments."""
         along, off = key
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")
@@ -121,9 +121,9 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """The predictions `chosen` of one step, as `observe` gets them. Reading an unrecorded one
-    raises `ValueError` if its node is in `nodes`, whose logits the target returns. `drafter` is the
-    drafter's name in this error."""
+    """One step's predictions `chosen`, for `observe`. Reading an unrecorded prediction raises
+    `ValueError` if its node is in `nodes`, the nodes with logits. `drafter` is the drafter's name,
+    for this error."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -149,9 +149,9 @@ def check_drafter(
 ) -> None:
     """Raise `ValueError` for a decoder that cannot be replayed on these runs:
 
-    - another engine, or a decoder that needs the target's probabilities or several best tokens
+    - a decoder of another engine, or that needs the target's probabilities or several best tokens
     - a decoder whose draft has another dtype than the run, or a simulated draft on sampled text
-    - without `rates`, one that reads predictions at rejected nodes if none were recorded
+    - without `rates`, a decoder that reads predictions at rejected nodes, if none were recorded
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -329,8 +329,8 @@ def replay_table(
     draft_ratio: float | None = None,
     max_new: int | None = None,
 ) -> pd.DataFrame:
-    """Return a row per decoder (the index); `samples` and `recorded` have its samples and the runs
-    that it replayed, by its name.
+    """Return a table with a row per decoder, indexed by name. `samples` and `recorded` map these
+    names to the decoder's samples and the runs that it replayed.
 
     Columns: runs, new_tokens, target_calls, tokens_per_target_call, acceptance_length,
     draft_calls_per_token, calls_per_token and, with `costs`, predicted_ms_per_token and

@@ -17,9 +17,9 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel(TreeModel):
-    """Replaces a `CachedModel`. It counts calls and forward passes as the eager engine does (or, if
-    `engine` is "fused", that one), and computes the inputs of a call (depths, and ancestors of new
-    nodes if the tree branches), but no logits."""
+    """Replaces a `CachedModel`. It counts calls and forward passes as the fused engine does if
+    `engine` is "fused", else as the eager engine does. It computes a call's inputs (depths, and
+    ancestors of new nodes if the tree branches), but no logits."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ScriptedModel(TreeModel):
 
 class Drafting:
     """Wraps a drafter so that its draft model selects tokens as in a live run: `reset` passes on
-    the selector `choose`, not that of the replayed target, which looks tokens up."""
+    `choose` instead of the replay's selector, which looks up the target's tokens."""
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         self.drafter, self.choose = drafter, choose

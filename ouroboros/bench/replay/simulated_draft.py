@@ -2,8 +2,8 @@
 
 The agreement is the share of new tokens that the draft model ranks first, given the recorded text
 before them. The simulated draft replaces a draft's `CachedModel`; the rank of the right token and
-the probabilities are sampled from a measured `DraftErrorModel`. After draft tokens that left the
-text, its choices are random tokens of the text so far.
+the probabilities are sampled from a measured `DraftErrorModel`. After draft tokens that differ from
+the text, its choices are random tokens of the text so far.
 
 Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
 gets the same draft, whatever the order of its calls. A draft of higher agreement is right at every
@@ -45,8 +45,8 @@ SHIPPED = Path(__file__).with_name("draft_errors.json")
 class DraftErrorModel:
     """A draft model's errors and probabilities, measured on a pair.
 
-    - `shares`: {rank, 2 to 5: share of the positions with a wrong first choice at which the right
-      token has this rank}; at the others it is not among the best five tokens
+    - `shares`: {rank, 2 to 5: the share of wrong first choices at which the right token has this
+      rank}; at the remaining ones, it is not among the best five tokens
     - `confidence`: {rank of the right token, or `NOWHERE`: the probabilities of the best five
       tokens, descending, at some recorded positions}
     - `odds`: the odds of agreement at repeated tokens (see `repeats`) / the odds elsewhere; a draft
@@ -98,9 +98,9 @@ class SimulatedDraft(ScriptedModel):
     """A draft model that is right for a share `agreement` of the recorded runs' new tokens.
 
     If `agreement` is an acceptance curve (see `read_curve`), the share depends on the position in
-    the draft instead; positions beyond the curve behave like its last one. Before a run is
-    replayed, `follow` selects its text; before each step, set `accepted` to the number of tokens of
-    the sequence. Calls are counted like a model's but take no time. Raises `ValueError` for an
+    the draft instead; positions beyond the curve behave like its last one. Before replaying a run,
+    call `follow` with its text; before each step, set `accepted` to the number of tokens of the
+    sequence. Calls are counted like a model's but take no time. Raises `ValueError` for an
     agreement outside 0 to 1, for a rising curve, and for ids outside the vocabulary.
     """
 
@@ -221,10 +221,10 @@ def repeats(text: Sequence[int]) -> list[bool]:
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return (agreement elsewhere, agreement at repeated tokens).
+    """Return the agreement at tokens that are no repeats (see `repeats`), and at repeats.
 
-    Repeated tokens are a `share` of the text. The odds at repeated tokens are `odds` times those
-    elsewhere; the mean is `agreement`.
+    Repeats are a `share` of the text. The odds of agreement at repeats are `odds` times the odds
+    elsewhere; the mean agreement is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
@@ -243,8 +243,8 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 
 @cache
 def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
-    """Return the logarithms of the best ids' probabilities (`row`, made strictly descending), and
-    the logarithm of the probability that every other id has.
+    """Return the log probabilities of the best ids (`row`, made strictly descending), and the log
+    probability of each other id.
 
     The other ids (of `width` ids in all) share the remaining probability equally and rank last.
 
