@@ -43,9 +43,9 @@ def audit_run(
     nothing if the run has no greedy decoder.
 
     With `controls`, standard decoding is also compared with transformers' own forward on every
-    prompt, in float64 and with calls of 1, 8 and all tokens. Without `controls`, this happens only
-    for prompts with a differing completion, with calls of 4 and all tokens, and in half-precision
-    runs in float32, which is much faster than float64; standard decoding's verdict is then
+    prompt, in float64 and with calls of 1, 8 and all tokens. Without `controls`, this is done
+    only for prompts with a differing completion, with calls of 4 and all tokens; half-precision
+    runs use float32, which is much faster than float64. Standard decoding's verdict is then
     "reference" unless a bug is found.
     """
     if PLAIN not in job.decoders:
@@ -104,8 +104,8 @@ def audit_run(
 def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the verdicts on one prompt that need no comparison with standard decoding, by decoder:
-    `group` has each one's sample (None: missing); those `in_law` preserve only the distribution."""
+    """Return, by decoder, one prompt's verdicts that need no comparison with standard decoding.
+    `group` maps decoders to samples (None: missing); decoders `in_law` use rejection sampling."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")

@@ -112,7 +112,7 @@ class RunConfig:
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
         """Return the config for plain values, as in conf/config.yaml and run.json; missing options
-        get their defaults. Raises `ValueError` for unknown options, and as the class does."""
+        get their defaults. Raises `ValueError` for unknown options and invalid values."""
         own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn

@@ -92,12 +92,12 @@ class ResultsFolder:
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
     ) -> dict | None:
-        """Return the run.json to resume; None for a new run or with `overwrite`. Change nothing.
+        """Return the run.json to resume; None for a new run or with `overwrite`. Write no files.
 
         `facts` is the run.json of the run that is about to start. Without `overwrite`, raises
-        `ValueError` if the folder has a different run, `Finished` for a finished one (with
-        `retry_failed`: `ValueError` for one without failed samples). Raises `ValueError` also for
-        gzipped samples.
+        `ValueError` if the folder has a different run, and `Finished` if its run is finished; with
+        `retry_failed`, a finished run raises `ValueError` only if none of its samples failed. Also
+        raises `ValueError` for gzipped samples.
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
@@ -185,7 +185,7 @@ class ResultsFolder:
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
-        line. `key` identifies the sample that the line describes, unless the line is a sample."""
+        line. `key`, if given, is added to the line: the key of its sample."""
         path, line = self.path / name, {"key": key, **row} if key else row
         refuse_packed(path)
         with open(path, "a+b") as file:
@@ -261,10 +261,10 @@ class ResultsFolder:
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
     """Load call costs from `source`; return None if it is None.
 
-    `source` is a results folder, whose costs are the medians of its samples, or what `Costs.load`
-    takes: a name, a file or a mapping. Unless `source` is a mapping, the result's `about["name"]`
-    defaults to the name of the file (for a costs.json, FOLDER/costs.json) or folder. Raises
-    `ValueError` for other sources and for a folder that was not timed.
+    `source` is a results folder or what `Costs.load` takes: a name, a file or a mapping. A folder's
+    costs are the medians of its samples. `about["name"]` of the result defaults to the name of the
+    folder or file (for a costs.json: FOLDER/costs.json), but not for a mapping. Raises `ValueError`
+    for other sources and for a folder that was not timed.
     """
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)

@@ -91,7 +91,7 @@ def environment(run: Mapping) -> dict[str, object]:
 
 def changes(old: Mapping, new: Mapping) -> str:
     """Describe the first few differences between two run.json that prevent resuming; "" if there
-    are none. Only values recorded in both are compared."""
+    are none. Top-level keys that only one of them has are not compared."""
     loaded = ("config", "contents", "task", "model", "max_new")
     both = [key for key in loaded if key in old and key in new]
 
@@ -164,8 +164,8 @@ def source_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def source_hash(target: str) -> str:
-    """Return a hash of the module of the class with the dotted name `target` and of all modules
-    next to it that it imports, directly or indirectly; "" if no source is found."""
+    """Return a hash of the source of the class with the dotted name `target`: its module and all
+    modules that this imports, also indirectly, from the same `sys.path` folder; "" if not found."""
     try:
         made = find_class(target, "")
         file = Path(inspect.getfile(made))
@@ -180,8 +180,8 @@ def source_hash(target: str) -> str:
 
 
 def provenance() -> dict:
-    """Return time (UTC), versions (by package), git (`git_state`), sources (`sources_hash`) and
-    machine (`machine`) as plain JSON values, by these keys."""
+    """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`), "sources"
+    (`sources_hash`) and "machine" (`machine`)."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):

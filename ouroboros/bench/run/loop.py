@@ -301,8 +301,8 @@ class Bench:
             clock += wall_s
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> str | None:
-        """Score the folder's samples after all timing; equal completions are scored once. Return
-        the task's first error in one line; the completions with errors get no score."""
+        """Score the folder's samples; equal completions of a prompt are scored once. Return the
+        task's first error in one line, or None; completions with errors get no score."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
         failure = None
@@ -437,7 +437,7 @@ class StopStrings:
         contains a stop string; None if there is none."""
         if not self.strings:
             return None
-        # Tokens cut inside a character also decode to U+FFFD: then decode from the start.
+        # Tokens cut inside a character decode to U+FFFD: if a stop string has it, decode them all.
         partial = "\N{REPLACEMENT CHARACTER}" in "".join(self.strings)
         start = 0 if partial else max(0, self._seen - self._reach)
         ends = range(self._seen + 1, len(new_tokens) + 1)
@@ -457,7 +457,7 @@ def text_of(
     tokenizer, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special: bool = True
 ) -> str:
     """Decode tokens to their exact text, without clean-up of spaces; by default without special
-    tokens. `after` has tokens before them: many tokenizers drop the first space of a text."""
+    tokens. `after` has the preceding tokens, as many tokenizers drop a text's first space."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     start, whole = (tokenizer.decode([*after, *some], **options) for some in ((), tokens))
     if not whole.startswith(start):  # a character that begins in `after`

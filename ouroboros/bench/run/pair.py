@@ -29,11 +29,11 @@ class PairSpec:
     - `target`, `draft`: hub ids or folders; "reference/target" and "reference/draft" are shipped
     - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
     - `engine`, `exact` (for the target only), `max_len`: as in `CachedModel`
-    - `standin`: {"target": name, "draft": name} of `standin.SHAPES`: embed each Llama model in a
-      larger one with these layer sizes, whose calls cost as much as a real model's of this size
+    - `standin`: {"target": name, "draft": name}, shapes by name (see `standin.shape`): embed each
+      Llama model in a larger one of this shape, whose calls cost as much as a real model's
     - `options` (both models), `target_options`, `draft_options`: arguments of `from_pretrained`;
       values with a `_target_` are instantiated
-    - `draft_context`: the draft reads only the last tokens of a prompt, up to this many (None: all)
+    - `draft_context`: the draft reads only this many tokens at the end of a prompt (None: all)
     - `draft_cost`: the cost of a draft call in target calls (None: measured or estimated)
     """
 
@@ -110,8 +110,8 @@ class Pair:
 def load_pair(
     spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
 ) -> Pair:
-    """Load the target and, with `with_draft`, the draft model. `engines` has the engine that
-    engine=auto chose for each role in the run to resume. Raises a one-line `ValueError` if a model
+    """Load the target and, with `with_draft`, the draft model. `engines` maps roles to the
+    engines that engine=auto chose in the run to resume. Raises a one-line `ValueError` if a model
     cannot be loaded, or if the vocabularies do not match."""
     roles = ("target", "draft")[: 1 + with_draft]
     for role in roles:

@@ -59,8 +59,8 @@ def claimed_folder(
 ) -> Iterator[ResultsFolder]:
     """Yield the folder that this rank writes to, locked and checked with `check_open(facts,
     **choice)`: `place` on rank 0, else a temporary folder with copies of the files needed to
-    resume. `choice` has `overwrite` and `retry_failed`. Raises `ValueError` also for samples or
-    costs of another command."""
+    resume. `choice` has `overwrite` and `retry_failed`. Also raises `ValueError` for samples,
+    scores or costs without a run.json."""
     with ExitStack() as stack:
         if ranks.rank:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -84,9 +84,9 @@ def claimed_folder(
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec for this rank: its own GPU, unless a device is set; no device_map=auto (it
-    would spread each rank's models over all GPUs); rank 0's dtype (dtype=auto may choose
-    differently on each rank)."""
+    """Return the spec for this rank. It has the rank's own GPU, unless a device is set; rank 0's
+    dtype (dtype=auto may choose differently on each rank); and no device_map=auto, which would
+    spread each rank's models over all GPUs."""
     if ranks.size == 1:
         return spec
     options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}

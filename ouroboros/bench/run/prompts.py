@@ -53,8 +53,8 @@ class Answers:
     samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
-        """Return the example; a later turn of a conversation with the earlier turns, and `first`'s
-        answers in this `repeat`, before its question.
+        """Return the example. To a later turn of a conversation, prepend the earlier turns with the
+        answers of `first` in this `repeat`.
 
         Raises `ValueError` if the previous turn failed.
         """

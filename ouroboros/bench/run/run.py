@@ -56,13 +56,13 @@ OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
 FOR_A_CPU = {"lookahead", "prompt_lookup", "prompt_lookup_adaptive", "racer", "speculative"}
 FOR_A_CPU |= {"suffix_decoding", "suffix_hybrid", "token_recycling"}
-"""Decoders with other settings in conf/experiment/drafters_flat.yaml."""
+"""Decoders tuned for a CPU; conf/experiment/drafters_flat.yaml has other settings for a GPU."""
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, and its models and decoders, loaded.
+    """A run's folder, and `bench`, its loaded models and decoders.
 
     `finished` is False if the run was interrupted. In a parallel run, `first` is True only in the
     process that scores samples and owns the folder, rank 0.
@@ -84,10 +84,9 @@ def run(
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C ends the run and loses only
-    the samples that are being decoded; so does SIGTERM in the command, but not here. Call costs are
-    those of the folder, else those that `measure_costs` returns, else (if it returns None) those of
-    the config; without any, they are measured if a decoder needs them. Raises `ValueError` if the
-    run cannot start or resume.
+    the samples that are being decoded. Call costs come from the folder, else from
+    `measure_costs`, else (if it returns None) from the config. Without any, they are measured if a
+    decoder needs them. Raises `ValueError` if the run cannot start or resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
         if ranks.rank:  # rank 0 reports
@@ -175,9 +174,9 @@ def build(
 ) -> Bench:
     """Return the run's loop over the examples, which are padded if the config has `context_tokens`.
 
-    Without `costs`, they are measured if a decoder needs them; an untimed run uses the costs
-    `UNTIMED` instead. `ranks` are those of a parallel run (else None): the target is shared among
-    them, and rank 0 drafts.
+    If `costs` is None, they are measured if a decoder or a parallel run needs them; an untimed run
+    uses the costs `UNTIMED` instead. In a parallel run, its `ranks` share the target, and rank 0
+    drafts.
     """
     tokenizer = pair.target.tokenizer
     if config.context_tokens:
@@ -282,7 +281,7 @@ def carried_pools(config: RunConfig) -> list[str]:
 def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records about the loaded task, models and decoders, by key.
 
-    If its "timing" is false, times mean nothing, because other jobs may have shared the device.
+    If "timing" is false, times are meaningless, because other jobs may have shared the device.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))

@@ -58,10 +58,10 @@ class GSM8K(DatasetTask):
 def final_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
-    Takes the first that exists of: the number after the first `####` (but not that of a heading
-    such as "#### 1. Cost"); the number that follows the last "answer is" or `\\boxed{` in the same
-    sentence (after its last equals sign, if any); the last number of the text. Ignores dollar
-    signs, thousands separators (`,`, LaTeX's `{,}`) and a final period.
+    Takes the number after the first `####` (unless in a heading such as "#### 1. Cost"). If there
+    is none, takes the first number after the last "answer is" or `\\boxed{` in the same sentence
+    (after its last equals sign, if any), else the last number of the text. Ignores dollar signs,
+    thousands separators (`,`, LaTeX's `{,}`) and a final period.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')

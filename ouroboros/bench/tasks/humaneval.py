@@ -24,8 +24,8 @@ class HumanEval(CodeTask):
     package's format.
 
     With the template `plain`, whitespace at the end of a prompt is removed, as is usual: most
-    tokenizers merge a line break with the indentation after it, so a model rarely saw a text go on
-    after a line break that is a token of its own.
+    tokenizers merge a line break with the indentation after it, so models rarely see a line break
+    as a separate token before code.
     """
 
     name = "humaneval"

@@ -1,7 +1,7 @@
 """Run a completion against its tests in a separate, limited process, and clean up after it.
 
 Each check is a subprocess in a new process group and an empty folder. Wall time, CPU time, memory,
-file size and the number of processes are limited (the last one not for root). When the check ends
+file size and (except for root) the number of processes are limited. When the check ends
 or times out, the whole group is killed. If `bwrap` (bubblewrap) is installed and permitted, the
 check runs inside it: no network, a read-only system except for its folder, a PID namespace. Without
 bubblewrap this stops endless loops and memory hogs, but is no security boundary: run hostile
