@@ -165,7 +165,7 @@ def source_hashes(config: RunConfig) -> dict[str, str]:
 
 def source_hash(target: str) -> str:
     """Return a hash of the source of the class with the dotted name `target`: its module and all
-    modules that this imports, also indirectly, from the same `sys.path` folder; "" if not found."""
+    modules that this imports, also indirectly, from the same import folder; "" if not found."""
     try:
         made = find_class(target, "")
         file = Path(inspect.getfile(made))
