@@ -105,7 +105,7 @@ class Processed(TokenSelector):
         return out[:, :width]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the scores of `choose` on the processed logits."""
+        """Process the logits, then return the scores that `choose` gives them."""
         return self.choose.scores(self.processed(logits, tokens, tree), tokens, tree)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:

@@ -1,4 +1,4 @@
-"""Check a command's options before its module is imported, and with it torch, which takes seconds.
+"""Check a command's options before its module is imported: that loads torch and takes seconds.
 
 Only what needs no torch is checked here: unknown decoders and options, missing files and folders.
 """

@@ -62,8 +62,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference between two calls' logits, in standard deviations of
-    `expected`. Ignores logits more than `EXCLUDED` below the largest one (unused ids of a
-    stand-in)."""
+    `expected`. Ignores logits more than `EXCLUDED` below the largest one, such as those of ids
+    that a stand-in does not use."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()

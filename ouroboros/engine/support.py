@@ -71,8 +71,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Compare logits of a sequence alone, among decoy siblings, and with one token in a single
-    step; return the KV cache shapes. Raises `ValueError` if they differ."""
+    """Check that a token has the same logits in a chain, in a tree with decoys and in a single
+    step; return the KV cache shapes. Raises `ValueError` if not."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")

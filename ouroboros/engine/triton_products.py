@@ -27,7 +27,7 @@ except ImportError:  # a CPU build of torch
     triton = None
 
 BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
-"""Block sizes: outputs, weights per output that a program reads at a time, warps, loop stages."""
+"""Block sizes: (outputs per tile, inputs per tile, warps, loop stages)."""
 EXACT_BLOCKS = {2: (64, 128, 4, 4), 4: (64, 32, 4, 3)}  # of exact products, by bytes of an element
 MOST_ROWS = 64  # rows per program
 ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts are rounded up to these to choose a kernel
@@ -127,9 +127,9 @@ def times_ms(found: dict[str, Product]) -> dict[str, float]:
 def _launch(
     x, weight, scale, bias, block: tuple[int, int, int, int], rows: int | None = None
 ) -> torch.Tensor:
-    """Compute `product` with our kernel. `block` has outputs and inputs per tile, warps and loop
-    stages, as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: 16, 32
-    or 64, the smallest that holds all rows; 64 if none does)."""
+    """Compute `product` with our kernel. `block` is (outputs per tile, inputs per tile, warps, loop
+    stages), as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: 16, 32 or 64,
+    the smallest that holds all rows; 64 if none does)."""
     outputs, depth, warps, stages = block
     flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
     rows = rows or min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))

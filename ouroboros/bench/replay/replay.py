@@ -84,9 +84,9 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], key: PrefixKey, *, seed: int = 0) -> int:
-        """Return a simulated prediction after the sequence `key`: with the rate of its last token,
-        the text's token at the next position (if there is one), else a random token of the text.
-        The result depends only on the arguments."""
+        """Return a simulated prediction after the sequence `key`: the text's token at the next
+        position (if there is one) with probability `after_right` or `after_wrong`, else a random
+        token of the text. The result depends only on the arguments."""
         along, off = key
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")

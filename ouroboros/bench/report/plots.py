@@ -215,10 +215,10 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
 
 @style.styled
 def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
-    """Draw speedup over greedy against batch size, and the throughput of all sequences against
-    that of each user.
+    """Draw speedup over greedy against batch size, and tokens/s of all sequences against tokens/s
+    of each.
 
-    Each decoder has a line; in the second panel batch sizes are beside the highest throughputs.
+    Each decoder has a line. In the second panel, the highest point of a batch size is labelled.
     None with fewer than two batch sizes, or without times.
     """
     order = sorted(summaries, key=lambda summary: summary.facts.batch_size)

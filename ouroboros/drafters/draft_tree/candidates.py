@@ -109,8 +109,8 @@ class Weights:
 
 def fill_tables(s) -> None:
     """Fill the lookup tables `recency` (weight of an occurrence by the number of newer ones),
-    `match_weight` (weight of a ranking by match length) and `level_of` (index in ORDERS by match
-    length)."""
+    `match_weight` (weight of a target's ranking by the length of its match) and `level_of` (index
+    in ORDERS by match length)."""
     s.recency[:] = [FADE**age for age in range(state.CANDIDATES)]
     s.match_weight[:] = [MATCH**length for length in range(state.CONTEXT + 1)]
     lengths = range(state.LONGEST + 1)
