@@ -229,8 +229,8 @@ class _ScoredText:
     def tie_or_bug(self, noise: float, index: int, expected: int, found: int) -> Finding:
         """Return the finding, numeric tie or BUG, for the position `index`, where `found` was
         chosen instead of `expected`. The shift is the larger of the two that make `expected` and
-        `found` the choice. It is a tie if the shift is at most `noise`, the largest in the text,
-        because the error of the completion's own calls often exceeds a smaller quantile."""
+        `found` the choice. It is a tie if the shift is at most `noise`, the largest in the text: a
+        smaller quantile is often exceeded by the error of the completion's own calls."""
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))

@@ -42,8 +42,8 @@ other costs."""
 
 
 def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
-    """Load costs; return them by name: each source without folder and suffix or, if two of these
-    names would be equal, each source as given."""
+    """Load costs; return them by name. A name is the source without folder and suffix; if two of
+    these names would be equal, all names are the sources as given."""
     stems = [Path(source).stem for source in sources]
     names = stems if len(set(stems)) == len(set(sources)) else sources
     return dict(zip(names, map(load_costs, sources), strict=True))

@@ -32,8 +32,8 @@ class Guard:
     the step counts in `credit` only, without the limit -SPIKE.
 
     Two predicted costs are corrected:
-    - draft calls: multiplied by `draft_price`, the median of measured / predicted times in plain
-      calls, within 1 / LIMIT and LIMIT. The step's target call bounds a plain call's time (TRUST)
+    - draft calls: multiplied by `draft_price`, the median of measured / predicted times in target
+      calls, from 1 / LIMIT to LIMIT. The step's own target call limits the unit (TRUST)
     - target calls: `node_price` is added per node, the median of (measured - predicted cost) /
       draft nodes, where a target call of one node costs 1; updated when `credit` stops drafting
     Without step times, as in replays, nothing is paused or corrected.

@@ -93,7 +93,7 @@ def _at(builder, address, kind):
 
 
 def _rows_from(builder, start, stride, together: int, count) -> list[Any]:
-    """Return the addresses of `together` rows, with the first row's for rows from `count` on."""
+    """Return the addresses of `together` rows; for rows from `count` on, that of the first row."""
     addresses = []
     for row in range(together):
         real = builder.icmp_signed("<", LONG(row), count)
@@ -237,8 +237,8 @@ def _scorer(together: int):
     def score(context, queries, stride, count, keys, width, scores, row, steps):
         """Write the dot products of `count` queries with `LANES / together` keys to `scores`.
 
-        `queries`, `keys` and `scores` are addresses of float32; `stride`, `width` and `row` are the
-        bytes from one query, key, or query's scores to the next. A step is `LANES` columns.
+        `queries`, `keys` and `scores` are addresses of float32. Bytes from one query to the next:
+        `stride` in queries, `row` in scores; from one key: `width`. A step is `LANES` columns.
         """
 
         def generate(_, builder, __, arguments):
@@ -288,8 +288,8 @@ def _weigher(together: int, vectors: int):
     def weigh(context, weights, row, count, values, width, totals, stride, steps):
         """Add `steps` values in order, each times its weight, to the `totals` of `count` queries.
 
-        `weights`, `values` and `totals` are addresses of float32; `row`, `width` and `stride` are
-        the bytes from one query's weights, value, or query's totals to the next.
+        `weights`, `values` and `totals` are addresses of float32. Bytes from one query to the next:
+        `row` in weights, `stride` in totals; from one value to the next: `width`.
         """
 
         def generate(_, builder, __, arguments):

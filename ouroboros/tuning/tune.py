@@ -105,8 +105,8 @@ def tune(
 
     On the `first` texts (None: all) of each item of `on`, each decoder tries its configured
     settings and random ones, `trials` in all, and then a coordinate search from the best; the
-    finalists are compared on all texts. For each machine, the report shows how much slower than the
-    best settings the configured ones are ("regret"), and those found best for each other machine
+    finalists are compared on all texts. For each machine, the report shows how much slower other
+    settings are than the best: the configured ones ("regret"), and the best of each other machine
     ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a rerun
     with the same inputs; `about` (JSON values) identifies inputs that are not arguments.
     """

@@ -61,8 +61,8 @@ def carried(
 ) -> list[str]:
     """Return the names of the distributions to transfer to the GPU machine.
 
-    These are all direct and indirect dependencies of the project and its extra, and `TESTS` with
-    theirs, except those that the machine has (`has`) and those that no stage needs (`LEFT`).
+    These are `TESTS` and all direct and indirect dependencies of `TESTS`, the project and its
+    extra, except those that the machine has (`has`) and those that no stage needs (`LEFT`).
     Raises `PackageNotFoundError` if one is not installed here.
     """
     found = {name for name in TESTS if name not in has}

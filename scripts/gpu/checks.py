@@ -5,8 +5,8 @@
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
 Preflight, before anything is timed: whether both models use captured graphs and compiled layers,
-and whether a call of one node is as close to its bandwidth floor as goals.py asks (a miss on a GPU
-fails: costs.sh shows which kernels take the time); OUT/checks.json has the figures.
+and, on a GPU, whether a call of one node is as close to its bandwidth floor as goals.py asks (if
+not, costs.sh shows which kernels take the time); OUT/checks.json has the figures.
 Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: the
 text of every decoder, transformers' too, is greedy's up to numeric ties. One line on stderr per
 check; the exit code is 1 if a check failed. `--small` rehearses on a CPU. A check that compared

@@ -20,8 +20,8 @@ OPTIONS = {"target": "model.engine=tuned", "draft": "draft_weights=int8"}
 
 
 def options(plain: Costs, gains: Costs) -> list[str]:
-    """Print both measurements at the shortest context; return the options with which calls take at
-    most the share `MOST` of their time without them. `gains` was measured with all options."""
+    """Print both measurements at the shortest context; return the options that reduce a model's
+    mean time per call to the share `MOST` or less. `gains` was measured with all options."""
     chosen, context = [], min(map(float, gains.target.ms))
     print("model nodes plain-ms gains-ms")
     for role, nodes in NODES.items():

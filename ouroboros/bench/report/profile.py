@@ -113,7 +113,7 @@ def profile(
 @dataclass(frozen=True)
 class Profile:
     """The measurements of one run: `calls` (see `call_frame`), `steps` (see `step_means`), and
-    `failures`, a line for each kind. `facts` as in `Measured`.
+    `failures`, a line per kind of failure. `facts` as in `Measured`.
 
     `copy_gb_per_s` is the measured copy bandwidth, bytes read plus written (None: unknown).
     """

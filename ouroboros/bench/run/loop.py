@@ -457,7 +457,7 @@ def text_of(
     tokenizer, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special: bool = True
 ) -> str:
     """Decode tokens to their exact text, without clean-up of spaces; by default without special
-    tokens. `after` has the preceding tokens, as many tokenizers drop a text's first space."""
+    tokens. `after` has the preceding tokens: many tokenizers drop a text's first space."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     start, whole = (tokenizer.decode([*after, *some], **options) for some in ((), tokens))
     if not whole.startswith(start):  # a character that begins in `after`

@@ -165,8 +165,8 @@ def store_ranking(s, m, depth, ids, shares):
 
 @jit
 def context_match(s, m, context, depth):
-    """Return how many tokens match before the first mismatch between `context` (nearest first) and
-    the tokens back from `depth` of the path; at most CONTEXT."""
+    """Return how many tokens of `context` (nearest first) equal the path's tokens from `depth`
+    backwards, before the first mismatch; at most CONTEXT."""
     for back in range(state.CONTEXT):
         token = context[back]
         if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):

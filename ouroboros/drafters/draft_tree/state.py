@@ -34,7 +34,7 @@ LONGEST = 64  # cap of suffix match lengths
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
 RUNNERS = 8  # most probable tokens kept of each of the target's rankings
-CANDIDATES = 176  # capacity for the WITH_HISTORY + OLDER + RECENT x (1 + RUNNERS) of a node
+CANDIDATES = 176  # of a node: enough for WITH_HISTORY + OLDER + RECENT x (1 + RUNNERS)
 SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
 RECENT = 12  # newest recycled predictions, and newest rankings, searched after a token
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
@@ -75,11 +75,11 @@ class Memory(NamedTuple):
       consecutive tokens
     - `ring[number % RING]`: recycled prediction `number`: the CONTEXT tokens before it (nearest
       first), the prediction, and the number of the previous prediction after the same token
-    - `newest_recycled[token]`: the last such number after a token (0: none)
+    - `newest_recycled[token]`: the number of the last prediction after a token (0: none)
     - `ranking_context[number % RANKINGS]`: the CONTEXT tokens before ranking `number` of the target
       (nearest first), and the number of the previous ranking after the same token; `ranking_ids`
       and `ranking_shares`: its RUNNERS tokens (-1: none) and their probabilities
-    - `newest_ranking[token]`: the last such number after a token (0: none)
+    - `newest_ranking[token]`: the number of the last ranking after a token (0: none)
     - `slot[token]`: scratch, the candidate number of a token
     """
 
