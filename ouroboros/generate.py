@@ -146,6 +146,7 @@ def generate(
       return_dict_in_generate, ...) and the named decoder's settings (max_nodes, ...). They override
       `generation_config`, which overrides the model's own; None switches an option off.
 
+    `max_time` includes preparing the models and, in the first call, compiling kernels.
     With `return_dict_in_generate=True` the result is a `Generated`. A row ends at the model's last
     position, with a warning. The model's wrapper is cached on the model for the next call. Threads
     that use the same model take turns.
@@ -294,6 +295,11 @@ class CustomGenerate:
                 "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
                 "are not supported: it would have no effect"
             )
+        hooks = (hook for part in model.modules() for hook in part._forward_pre_hooks.values())
+        if len(input_ids) > 1 and any("adapter_names" in getattr(h, "keywords", ()) for h in hooks):
+            raise ValueError(
+                "adapter_names for several rows is not supported: call generate for each row"
+            )
         if self.seed is not None and not config.do_sample:
             log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)
@@ -329,6 +335,7 @@ class CustomGenerate:
                         seed = int(torch.randint(1 << 62, ()))
                     batch: dict[str, Any] = {"padding": row.padding, "row": number, "eos": eos}
                     batch["prompt_len"] = len(row.prompt)
+                    batch["copies"] = config.num_return_sequences or 1
                     processors = logits_processor, target.vocab_size
                     row.choose = token_selector(config, seed, *processors, **batch)
                     limits: dict[str, Any] = {"max_new": max_new, "eos": eos, "choose": row.choose}
@@ -459,8 +466,8 @@ def token_selector(
 ) -> TokenSelector:
     """Return the selector for a generation config and its logits `processors`, applied in
     transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
-    besides `WARPERS`. `batch` has the arguments `padding`, `row`, `eos` and `prompt_len` of
-    `Processed`."""
+    besides `WARPERS`. `batch` has the arguments `padding`, `row`, `copies`, `eos` and
+    `prompt_len` of `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
@@ -474,7 +481,7 @@ def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()
-    if not mask[:, -1].all() or (mask.diff(dim=-1) < 0).any():
+    if ids.numel() and (not mask[:, -1].all() or (mask.diff(dim=-1) < 0).any()):
         raise ValueError(
             "attention_mask: rows must be padded on the left only and not be empty: use "
             'padding_side="left", and set the mask to 1 where the pad token is text'

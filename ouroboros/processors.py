@@ -40,6 +40,7 @@ class Processed(TokenSelector):
     - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
       to it for the processors
     - `padding`, `row`: in a batch, the left padding and the row number that processors see
+    - `copies`: rows of each prompt (`num_return_sequences`); `encoder_*` processors count prompts
     - `eos`, `prompt_len`: no `prefix_allowed_tokens_fn` is called after an end token in the output
 
     A custom processor must set `reads_text_only = True`. Raises `ValueError` with the name of a
@@ -54,6 +55,7 @@ class Processed(TokenSelector):
         vocab: int,
         padding: Sequence[int] = (),
         row: int = 0,
+        copies: int = 1,
         eos: Collection[int] = (),
         prompt_len: int = 0,
     ) -> None:
@@ -68,7 +70,7 @@ class Processed(TokenSelector):
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
-        limits = frozenset(eos), len(padding) + prompt_len
+        limits = row // copies, frozenset(eos), len(padding) + prompt_len
         self.processors = LogitsProcessorList([_of_row(p, row, *limits) for p in processors])
         inner = (p.processor if isinstance(p, OneRow) else p for p in self.processors)
         functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in inner)
@@ -155,9 +157,10 @@ class OneRow(LogitsProcessor):
 
 
 def _of_row(
-    processor: LogitsProcessor, row: int, eos: frozenset[int], prompt_len: int
+    processor: LogitsProcessor, row: int, prompt: int, eos: frozenset[int], prompt_len: int
 ) -> LogitsProcessor:
-    """Return a copy of `processor` that takes one row and treats it as row `row` of the batch."""
+    """Return a copy of `processor` that takes one row and treats it as row `row` of the batch, a
+    continuation of prompt number `prompt`."""
     known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
         vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row, eos, prompt_len)
@@ -165,5 +168,5 @@ def _of_row(
         vars(single)["prompt_ignore_length"] = int(ignored[row])
     for name in ("encoder_input_ids", "generated_ngrams"):
         if name in known:
-            vars(single).update({name: known[name][row : row + 1], "batch_size": 1})
+            vars(single).update({name: known[name][prompt : prompt + 1], "batch_size": 1})
     return single if type(processor).__name__ in PURE else OneRow(single)

@@ -542,6 +542,32 @@ def test_several_sequences_of_a_prompt_are_samples_of_their_own(models, door):
         run(door, target, IDS, num_return_sequences=2, max_new_tokens=4)
 
 
+@both_doors
+def test_sequences_of_a_prompt_are_processed_with_its_own_text(models, door):
+    _, target, draft = models
+    encoder = {"encoder_repetition_penalty": 1.6, "encoder_no_repeat_ngram_size": 2}
+    options, ids = {"seed": 4, **SAMPLING, **encoder}, torch.tensor([prompt_of(9), prompt_of(9, 1)])
+    out = run(door, target, ids, draft=draft, num_return_sequences=2, **options)
+    doubled = ids.repeat_interleave(2, dim=0)
+    assert torch.equal(out, run(door, target, doubled, draft=draft, **options))
+
+
+def test_embeddings_instead_of_ids_are_refused(models):
+    _, target, draft = models
+    embeddings = target.get_input_embeddings()(IDS)
+    with pytest.raises(ValueError, match="inputs_embeds is not supported"):
+        target.generate(inputs_embeds=embeddings, custom_generate=custom_generate(draft=draft))
+
+
+def test_adapters_of_several_rows_are_refused(models):
+    target = copy.deepcopy(models[1])
+    names = partial(lambda own, args, kwargs, adapter_names: None, adapter_names=["a", "b"])
+    target.register_forward_pre_hook(names, with_kwargs=True)  # as PEFT does
+    with pytest.raises(ValueError, match="adapter_names for several rows"):
+        generate(target, IDS.repeat(2, 1), max_new_tokens=4)
+    assert len(generate(target, IDS, max_new_tokens=4)) == 1
+
+
 def test_scores_and_logits_are_transformers_own(models):
     model, target, draft = models
     rule = {"max_new_tokens": 20, "repetition_penalty": 1.3, "eos_token_id": 4}

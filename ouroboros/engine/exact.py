@@ -281,7 +281,7 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
     if not packed.layers:
         raise ValueError(
             "exact calls need a second copy of the weights, which exceeds half of the free memory "
-            "(or torch has no oneDNN here): leave exact=False"
+            "(or torch has no oneDNN here, or nn.Linear was patched): leave exact=False"
         )
     model.set_attn_implementation(NAME)
     for module in model.modules():

@@ -48,6 +48,7 @@ DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
 CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
 COMPANY = (2, 5, 8, 17, 64, 256)  # row counts at which a row's result must equal that of one row
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
+FORWARD = nn.Linear.forward  # to notice when the class is patched
 log = logging.getLogger(__name__)
 
 
@@ -184,12 +185,13 @@ class PackedLinear(nn.Linear):
             torch.compiler.is_compiling()
             or not own.faster[bisect(ROWS, rows) - 1]
             or own.of != _state(weight)
+            or nn.Linear.forward is not FORWARD
             or input.dtype != weight.dtype
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
             or not (input.is_cpu and rows)
         ):
-            return nn.functional.linear(input, weight, self.bias)
+            return super().forward(input)
         if own.joined is not None:
             return own.joined.part(self, input)
         return own.multiply(input, self.bias)
@@ -221,8 +223,9 @@ class PackedWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether a weight has changed since it was packed, or no layer is packed."""
-        return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
+        """Whether a weight or `nn.Linear.forward` has changed, or no layer is packed."""
+        changed = any(own.packed.of != _state(own.weight) for own in self.layers)
+        return not self.layers or changed or nn.Linear.forward is not FORWARD
 
     def drop(self) -> None:
         """Use the plain weights from now on, and drop the packed ones."""
@@ -396,6 +399,8 @@ def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
     """Return whether a module is a linear layer on a CPU that can be packed, and its weight has at
     least `least[dtype]` elements (default: 1)."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
+        return False
+    if nn.Linear.forward is not FORWARD:
         return False
     weight: torch.Tensor = module.weight
     if not weight.is_cpu or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):

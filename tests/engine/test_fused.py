@@ -16,7 +16,7 @@ from torch import nn
 from ouroboros import CachedModel, decode, generate
 from ouroboros.engine import fused, prepack
 from ouroboros.engine.cache import logit_error, tolerance
-from ouroboros.engine.exact import Exact
+from ouroboros.engine.exact import Exact, make_exact
 from ouroboros.engine.fused import Fused
 from ouroboros.engine.prepack import ROWS
 from ouroboros.tree import TokenTree
@@ -227,6 +227,25 @@ def test_a_replaced_forward_of_a_class_is_followed(monkeypatch):
     expected = copy.deepcopy(ours.model).generate(ids, max_new_tokens=8, do_sample=False)[0]
     assert decode(ours, Greedy(), prompt, max_new=8).tokens == expected.tolist() != before
     assert not isinstance(prepacked(copy.deepcopy(ours.model)).engine, Fused)
+
+
+def test_a_patched_linear_class_is_followed(monkeypatch):
+    ours, modules = both("llama", **WIDE)
+    packed, plain = prepacked(modules.model, engine="eager"), nn.Linear.forward
+    demanded = CachedModel(copy.deepcopy(ours.model), exact=True)
+    before = decode(ours, Greedy(), prompt_of(9), max_new=8).tokens
+    monkeypatch.setattr(nn.Linear, "forward", lambda own, x: -2 * plain(own, x))
+    ids = torch.tensor([prompt_of(9)])
+    expected = copy.deepcopy(ours.model).generate(ids, max_new_tokens=8, do_sample=False)[0]
+    for model in (ours, packed):
+        assert (
+            decode(model, Greedy(), prompt_of(9), max_new=8).tokens == expected.tolist() != before
+        )
+    assert not prepacked(copy.deepcopy(ours.model)).packed.layers
+    with pytest.raises(ValueError, match="call prepack"):
+        decode(demanded, Greedy(), prompt_of(9), max_new=8)
+    with pytest.raises(ValueError, match=r"nn\.Linear was patched"):
+        make_exact(ours.model, ours._info)
 
 
 @pytest.mark.parametrize("change", ["an epsilon", "the angles", "a norm's class"])
