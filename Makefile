@@ -12,6 +12,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
+EXTRA := bench
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+COMPILE := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
+	from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit; \
+	warm_up_jit(); kernels(torch.float32); kernels(torch.bfloat16)'
 
 .PHONY: bench test test-all check tune evidence tables docs clean
 
@@ -29,7 +34,7 @@ check: $(DEVELOPED)
 	$(BIN)/python scripts/reproduce/update_tables.py --check
 
 evidence: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[recordings]'
+	$(PIP) --editable '.[recordings]'
 	bash scripts/reproduce/all.sh
 
 tables: $(INSTALLED)
@@ -39,20 +44,18 @@ tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)
 
 docs: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# torch comes first and pinned, so that nothing else pulls in another build of it. --no-compile: Python compiles
-# the few modules that are used.
-$(INSTALLED): pyproject.toml constraints.txt
+# torch comes first and pinned, so that nothing else pulls in another build of it. The kernels are compiled while
+# the other packages are installed. --no-compile: Python compiles the few modules that are used.
+$(INSTALLED) $(DEVELOPED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
-	touch $@
+	$(PIP) torch numba filelock 'setuptools>=77'
+	$(BIN)/python -c $(COMPILE) & $(PIP) --no-build-isolation --editable '.[$(EXTRA)]' && wait
+	touch $(INSTALLED) $@
 
-$(DEVELOPED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	touch $@
+$(DEVELOPED): EXTRA := dev
 
 clean:
 	rm -rf .venv build *.egg-info
