@@ -14,9 +14,9 @@ INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 EXTRA := bench
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-COMPILE := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
-	from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit; \
-	warm_up_jit(); kernels(torch.float32); kernels(torch.bfloat16)'
+DRAFTER := 'from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit; warm_up_jit()'
+KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
+	kernels(torch.float32); kernels(torch.bfloat16)'
 
 .PHONY: bench test test-all check tune evidence tables docs clean
 
@@ -47,12 +47,13 @@ docs: $(INSTALLED)
 	$(PIP) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# torch comes first and pinned, so that nothing else pulls in another build of it. The kernels are compiled while
-# the other packages are installed. --no-compile: Python compiles the few modules that are used.
+# torch comes first and pinned, so that nothing else pulls in another build of it. Drafter and kernels are compiled
+# while the other packages are installed. --no-compile: Python compiles the few modules that are used.
 $(INSTALLED) $(DEVELOPED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch numba filelock 'setuptools>=77'
-	$(BIN)/python -c $(COMPILE) & $(PIP) --no-build-isolation --editable '.[$(EXTRA)]' && wait
+	$(BIN)/python -c $(DRAFTER) & $(BIN)/python -c $(KERNELS) & \
+	$(PIP) --no-build-isolation --editable '.[$(EXTRA)]' && wait
 	touch $(INSTALLED) $@
 
 $(DEVELOPED): EXTRA := dev

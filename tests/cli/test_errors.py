@@ -44,7 +44,7 @@ OTHERS = {
     "generate": [
         (["abc", "--nosuch"], "error: unrecognized arguments: --nosuch"),
         (["abc", "--max-new", "many"], "argument --max-new: invalid int value: 'many'"),
-        (["abc" * 20000], "the model's context 8192: shorten the prompt"),
+        (["abc" * 9000], "the model's context 8192: shorten the prompt"),
         (["abc", "--decoder", "specultive"], "no decoder 'specultive' (did you mean specul"),
     ],
     "advise": [
@@ -128,7 +128,7 @@ def damage(saved_pair) -> None:
     ids[last], ids[before] = ids[before], ids[last]
     (saved_pair / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
     (saved_pair / "damaged.jsonl").write_text('{"prompt": ')
-    for name, prompt in (("one", "abc"), ("long", "abc" * 20000)):
+    for name, prompt in (("one", "abc"), ("long", "abc" * 9000)):
         row = json.dumps({"prompt": prompt, "completion": "abc"})
         (saved_pair / f"{name}.jsonl").write_text(row + "\n")
 
