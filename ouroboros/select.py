@@ -204,7 +204,7 @@ class Sampler(LogitSelector):
     Tokens follow the softmax of the warped logits. `seed`, modulo 2**64, determines the noise;
     derive it from run, prompt and sample number. `warpers` are transformers' logits warpers, which
     must not depend on earlier tokens; by default they are built from the other arguments, in
-    transformers' order. Raises `ValueError` for a temperature not above 0.
+    transformers' order. Raises `ValueError` for values outside their ranges.
     """
 
     def __init__(
@@ -223,8 +223,8 @@ class Sampler(LogitSelector):
             warpers = [
                 *([TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []),
                 *([TopKLogitsWarper(top_k)] if top_k else []),
-                *([TopPLogitsWarper(top_p)] if top_p < 1.0 else []),
-                *([MinPLogitsWarper(min_p)] if min_p > 0.0 else []),
+                *([TopPLogitsWarper(top_p)] if top_p != 1.0 else []),
+                *([MinPLogitsWarper(min_p)] if min_p else []),
             ]
         self.seed: Final = (int(seed) + (1 << 63)) % (1 << 64) - (1 << 63)  # an int64
         self.warpers: Final = LogitsProcessorList(warpers)

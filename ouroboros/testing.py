@@ -47,6 +47,8 @@ def assert_lossless(
     tokens than can be accepted. A drafter that only preserves the distribution (one with a `rule`)
     fails when sampling: pass `temperatures=(0.0,)`.
     """
+    if not (len(seeds) and len(temperatures)):
+        raise ValueError("nothing is tested: give at least one seed and one temperature")
     for seed in seeds:
         target = tiny_model(seed)
         subject: Any = drafter

@@ -254,3 +254,9 @@ def test_only_the_asked_nodes_are_ranked_and_by_their_own_noise():
 def test_temperature_must_be_positive(temperature):
     with pytest.raises(ValueError, match=r"must be above 0; use argmax"):
         Sampler(temperature=temperature)
+
+
+@pytest.mark.parametrize("limit", [{"top_p": 1.5}, {"min_p": -0.5}], ids=str)
+def test_limits_outside_their_range_are_refused(limit):
+    with pytest.raises(ValueError, match=next(iter(limit))):
+        Sampler(**limit)

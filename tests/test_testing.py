@@ -96,3 +96,9 @@ def test_generate_tells_what_is_wrong_with_a_drafter():
 def test_greedy_text_of_the_tiny_models_varies():
     for seed in range(3):  # or else a wrong draft would never matter
         assert len(set(decode(tiny_model(seed), Greedy(), prompt_of(5), max_new=40).tokens)) > 2
+
+
+@pytest.mark.parametrize("none", [{"seeds": range(0)}, {"temperatures": ()}], ids=str)
+def test_a_test_of_nothing_is_refused(none):
+    with pytest.raises(ValueError, match="nothing is tested"):
+        assert_lossless(Greedy(), **none)
