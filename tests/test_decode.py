@@ -369,6 +369,12 @@ def test_a_target_that_reads_the_end_of_a_prompt_alone_is_refused(pair):
         decode(cached, RootOnly(), prompt_of(9), max_new=3)
 
 
+@pytest.mark.parametrize("max_len", [0, -3])
+def test_a_model_without_positions_is_refused(max_len):
+    with pytest.raises(ValueError, match=f"max_len is {max_len}"):
+        CachedModel(llama(), max_len=max_len)
+
+
 def test_a_model_in_training_mode_is_refused():
     target, draft = CachedModel(llama()), CachedModel(llama(1))
     for model in (target, draft):

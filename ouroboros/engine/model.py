@@ -91,6 +91,8 @@ class CachedModel(TreeModel):
         engine: EngineName = "auto",
         exact: bool = False,
     ) -> None:
+        if max_len is not None and max_len < 1:
+            raise ValueError(f"max_len is {max_len}; choose at least 1, or None")
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.attention_reason = use_packed_attention(model)
