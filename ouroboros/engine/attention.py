@@ -66,7 +66,6 @@ def kernel_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -78,7 +77,7 @@ def kernel_attention(
         if attention_mask is not None and attention_mask.dtype == torch.int32:
             raise ValueError("the attention kernel does not support its layers")
         return packed_attention(
-            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return tree_attention(query, key, value, attention_mask, scale), None

@@ -47,9 +47,10 @@ class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
     valid until the next call. `forwards` counts forward passes; `captures_jointly`: whether joint
     calls are captured as CUDA graphs; `drops_rows`: whether the model may skip rows without logits
-    in its last layers, as Gemma 4 does."""
+    in its last layers, as Gemma 4 does; `feeds_apart`: whether long prompts are fed before the
+    tree (see `fed_apart`)."""
 
-    drops_rows = True
+    drops_rows = feeds_apart = True
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -72,7 +73,7 @@ class Eager:
         first `held` nodes (at most `MOST_HELD`, no logit node) are cached and `missing` is empty.
         """
         self.cache.reserve(known + len(missing) + len(tree))
-        if fed_apart(len(missing), tree):
+        if self.feeds_apart and fed_apart(len(missing), tree):
             self.call(Layout.chain(known, missing))
             known, missing = known + len(missing), []
             self.cache.set_length(known)

@@ -113,12 +113,7 @@ class Exact(Eager):
 
     packed: PackedWeights
     drops_rows = False  # attention computes all rows of the `Reach`
-
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        self.cache.reserve(known + len(missing) + len(tree))
-        return self.call(Layout(known, missing, tree, held))
+    feeds_apart = False
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
         with self._exact(self.joint_mask(layout)):
@@ -153,7 +148,6 @@ def exact_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | Reach | None,
-    dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -164,7 +158,7 @@ def exact_attention(
     if reach is None:
         assert not isinstance(attention_mask, Reach)
         return packed_attention(
-            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     for name in CANNOT:
         if kwargs.get(name) is not None:

@@ -196,7 +196,6 @@ def attend_by_table(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -207,9 +206,7 @@ def attend_by_table(
     `ValueError` for arguments that exact attention lacks. Other masks go to `kernel_attention`.
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:
-        return kernel_attention(
-            module, query, key, value, attention_mask, dropout, scaling, **kwargs
-        )
+        return kernel_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     for name in CANNOT:
         if kwargs.get(name) is not None:
             raise ValueError(f"exact attention has no {name}: load the model without exact=True")

@@ -32,7 +32,6 @@ from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import MOST, PackedWeights, can_be_packed, prepack_linears
 from ouroboros.engine.static import module_facts
-from ouroboros.tree import TokenTree
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
 ROPES = ("default", "linear", "llama3", "yarn")  # RoPE types with angles fixed by the position
@@ -74,6 +73,8 @@ class Fused(Eager):
     was packed, calls go through its modules or, if exact calls are `demanded`, raise `ValueError`.
     `fresh`: whether the model was unchanged at the last check."""
 
+    feeds_apart = False
+
     def __init__(
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
     ) -> None:
@@ -113,12 +114,6 @@ class Fused(Eager):
     def _altered(self) -> bool:
         now = module_facts(self.model), self.rotary.inv_freq.tolist()
         return now != self.made or is_hooked(self.model)
-
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        self.cache.reserve(known + len(missing) + len(tree))
-        return self.call(Layout(known, missing, tree, held))
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
         self._check(begins=not layout.base)
@@ -435,16 +430,17 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
     eps = {getattr(norm, "variance_epsilon", None) for norm in norms}
     scales = {layer.self_attn.scaling for layer in base.layers}
+    width, kv_heads = info.layers[0].key_width, info.layers[0].kv_heads
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
     return (
         len(layers) == len(info.layers)  # else the config leaves some out
         and not is_hooked(model)
-        and len(shapes) == len(eps) == len(scales) == 1
+        and len(eps) == len(scales) == 1
         and None not in eps
-        and len({shape[:2] for shape in shapes} | {(info.layers[0].key_width,) * 2}) == 1
-        and info.layers[0].key_width % 2 == 0
+        and shapes == {(width, width, kv_heads)}
+        and width % 2 == 0
         and {weight.dtype for weight in model.parameters()} == {info.dtype}
         and type(base.embed_tokens) is nn.Embedding
         and getattr(base.rotary_emb, "rope_type", "") in ROPES
-        and len(base.rotary_emb.inv_freq) * 2 == info.layers[0].key_width
+        and len(base.rotary_emb.inv_freq) * 2 == width
     )
