@@ -119,13 +119,13 @@ class Eager:
         device, vocab = self.info.device, self.info.vocab_size
         layouts = [layout for _, layout in parts]
         make_room(parts)
-        cache = JointCache(self.info, parts)
+        cache = JointCache(self.info, parts, [self.joint_mask(layout) for layout in layouts])
         ids = [token for layout in layouts for token in layout.known_ids(vocab)]
         positions = np.concatenate([layout.positions()[layout.held :] for layout in layouts])
         words = torch.from_numpy(np.stack([np.array(ids), positions])).to(device, non_blocking=True)
         rows = [s.fed.start + row for s in cache.shares for row in s.layout.rows]
         keep = torch.tensor(rows, device=device) if len(rows) < len(ids) else 0
-        with cache.attended([self.joint_mask(layout) for layout in layouts]):
+        with cache.attended():
             logits = self.forward(words[:1], words[1:], None, keep, cache)
         return list(logits.split([len(layout.rows) for layout in layouts]))
 

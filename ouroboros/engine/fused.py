@@ -162,7 +162,7 @@ class Fused(Eager):
                 return self.few.call(ids[0], self._angles(positions[0]), parts, keep)
         kernel, most = kernels(self.info.dtype), torch.get_num_threads()
         hidden = self.embed(ids)[0]
-        n, width = hidden.shape
+        n, width, heads, columns = len(hidden), self.width, self.heads, self.inner
         threads = most if n * width > FEW else 1
         shape = self.info.layers[0]
         cos, sin = self._angles(positions[0])
@@ -174,16 +174,15 @@ class Fused(Eager):
                 threads=threads,
             )
             qkv = _product(normed, *layer.qkv)
-            heads = qkv.shape[1] // shape.key_width - 2 * shape.kv_heads
             queries = qkv.new_empty(n, heads, shape.key_width, dtype=torch.float32)
-            norms = [own and own.weight.data_ptr() for own in (layer.q_norm, layer.k_norm)]
+            norms = [_address(own and own.weight) for own in (layer.q_norm, layer.k_norm)]
             attended = []
             for slots, fed, reach in parts:
                 own, rows = slots.slots[index], fed.stop - fed.start
                 pointers = [rows_of[fed].data_ptr() for rows_of in (qkv, cos, sin)]
                 kernel.rotate(
                     *(rows, rows, heads, shape.kv_heads, shape.key_width, *pointers),
-                    *(norms[0] or 0, norms[1] or 0, self.eps, self.scale),
+                    *(*norms, self.eps, self.scale),
                     *(own.length, own.keys.shape[2], own.keys.data_ptr(), own.values.data_ptr()),
                     queries[fed].data_ptr(),
                     threads=threads,
@@ -199,7 +198,6 @@ class Fused(Eager):
                 threads=threads,
             )
             gate_up = _product(normed, *layer.gate_up)
-            columns = gate_up.shape[1] // 2
             gated = gate_up.new_empty(n, columns)  # code that works in place is not vectorised
             kernel.gate(
                 n * -(-columns // PIECE),
@@ -213,9 +211,8 @@ class Fused(Eager):
             *(normed.data_ptr(), self.eps),
             threads=threads,
         )
-        if isinstance(keep, torch.Tensor):
-            normed = normed.index_select(0, keep)
-        return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
+        kept = normed[-keep:] if isinstance(keep, int) else normed.index_select(0, keep)
+        return _product(kept, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rotary cosines and sines, [n, width] each, of `positions` [n]. Their table

@@ -46,23 +46,23 @@ current = _Current()
 
 class JointCache(Cache):
     """Writes the keys and values of a joint call to the slots of each sequence. `layer` is the
-    index of the layer last written; `seen` has that layer's keys and values of each sequence."""
+    index of the layer last written; `seen` has that layer's keys and values of each sequence.
+    `masks` has each sequence's attention mask."""
 
-    def __init__(self, info: ModelInfo, parts: Sequence[tuple[SlotCache, Layout]]) -> None:
+    def __init__(
+        self, info: ModelInfo, parts: Sequence[tuple[SlotCache, Layout]], masks: Sequence[Any]
+    ) -> None:
         super().__init__(layers=[SlotLayer() for _ in info.layers])
         self.info, self.shares, self.layer = info, list[Share](), 0
         self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         end = 0
-        for slots, layout in parts:
+        for (slots, layout), mask in zip(parts, masks, strict=True):
             start, end = end, end + len(layout.missing) + len(layout.tree) - layout.held
-            self.shares.append(Share(slots, layout, slice(start, end), None))
+            self.shares.append(Share(slots, layout, slice(start, end), mask))
 
     @contextmanager
-    def attended(self, masks: Sequence[Any]) -> Iterator[None]:
-        """Context manager: while it is active, attention runs sequence by sequence. `masks` has the
-        mask of each sequence."""
-        pairs = zip(self.shares, masks, strict=True)
-        self.shares = [share._replace(mask=mask) for share, mask in pairs]
+    def attended(self) -> Iterator[None]:
+        """Context manager: while it is active, attention runs sequence by sequence."""
         current.cache = self
         try:
             yield

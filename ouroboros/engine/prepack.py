@@ -84,10 +84,8 @@ class Packed:
                 self._copy(copied[0] if len(copied) == 1 else torch.cat(copied))
 
     def _copy(self, weight: torch.Tensor) -> None:
-        self.weight, self.shape = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, HINT),
-            weight.shape,
-        )
+        self.shape = weight.shape
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
         size, expected = torch.ops.mkldnn._nbytes(self.weight), weight.nbytes
         expected = expected // len(weight) * -(-len(weight) // COLUMNS) * COLUMNS
         use_huge_pages(address := torch.ops.mkldnn.data_ptr(self.weight), size)
