@@ -31,10 +31,8 @@ BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (1
 EXACT_BLOCKS = {2: (64, 128, 4, 4), 4: (64, 32, 4, 3)}  # of exact products, by bytes of an element
 MOST_ROWS = 64  # rows per program
 ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts are rounded up to these to choose a kernel
-MOST = {
-    True: ROWS[-1],
-    False: MOST_ROWS,
-}  # most rows for which kernels are tried, by whether the weight is int8
+MOST = {True: ROWS[-1], False: MOST_ROWS}
+"""Most rows for which kernels are tried, by whether the weight is int8."""
 PACKED_ROWS = 8  # up to this many rows, torch's int8 kernel for bfloat16 on a CPU is faster
 TOLERANCE = 2e-2
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -104,8 +102,7 @@ def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
     kernel with each of `BLOCKS`, such as "32 x 256"."""
     found: dict[str, Product] = {"torch": lambda: plain(x, weight, scale, bias)}
     for block in BLOCKS:
-        launch = partial(_launch, x, weight, scale, bias, block)
-        found[f"{block[0]} x {block[1]}"] = launch
+        found[f"{block[0]} x {block[1]}"] = partial(_launch, x, weight, scale, bias, block)
     return found
 
 
