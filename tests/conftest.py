@@ -61,6 +61,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch):
+    """Runs do not wait to measure the machine's load; tests/bench/run/test_refusals.py has that."""
+    monkeypatch.setattr("psutil.cpu_percent", lambda *_, **__: [0.0] * 512)
+
+
 @pytest.fixture(scope="module")
 def models():
     """An untouched model, a copy for us and its draft."""

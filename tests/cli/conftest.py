@@ -22,11 +22,9 @@ def saved_pair(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
-    """A probe of tiny models is always noisy; tests/costs has its repetitions. Nor does a run wait
-    to measure the machine's load; tests/bench/run has that."""
+    """A probe of tiny models is always noisy; tests/costs has its repetitions."""
     monkeypatch.setattr("ouroboros.costs.costs.PROBES", 1)
     monkeypatch.setattr("ouroboros.costs.costs.PROBE_VISITS", 1)
-    monkeypatch.setattr("psutil.cpu_percent", lambda *_, **__: [0.0] * 512)
 
 
 @pytest.fixture
