@@ -18,6 +18,7 @@ DRAFTER := 'from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit; w
 KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
 	kernels(torch.float32); kernels(torch.bfloat16)'
 
+.NOTPARALLEL:
 .PHONY: bench test test-all check tune evidence tables docs clean
 
 bench: $(INSTALLED)
@@ -48,12 +49,13 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # torch comes first and pinned, so that nothing else pulls in another build of it. Drafter and kernels are compiled
-# while the other packages are installed. --no-compile: Python compiles the few modules that are used.
+# while the other packages are installed; if that fails, their first use compiles them. --no-compile: Python compiles
+# the few modules that are used.
 $(INSTALLED) $(DEVELOPED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) torch numba filelock 'setuptools>=77'
+	$(PIP) torch numba filelock
 	$(BIN)/python -c $(DRAFTER) & $(BIN)/python -c $(KERNELS) & \
-	$(PIP) --no-build-isolation --editable '.[$(EXTRA)]' && wait
+	$(PIP) --editable '.[$(EXTRA)]'; code=$$?; wait; exit $$code
 	touch $(INSTALLED) $@
 
 $(DEVELOPED): EXTRA := dev

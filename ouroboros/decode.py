@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import count, islice
 from types import GeneratorType
@@ -26,9 +25,6 @@ from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import NO_CHOICE, Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
-
-BEGAN = "_ouroboros_began"
-"""Attribute of a drafter that `begin` replaces for each prompt."""
 
 
 @runtime_checkable
@@ -178,15 +174,9 @@ class Decoding:
         self._draft_sequence = self.capabilities.draft_sequence or CachedSequence()
         ranks = self.capabilities.ranks
         self._ranking = TopKRecorder(choose, ranks) if ranks else None
-        self._began: object = None  # the drafter's attribute `BEGAN` after `begin`
 
     def step(self) -> Steps[StepRecord]:
         """Take one step: propose, score, match, accept, observe."""
-        if self._began is not None and getattr(self.drafter, BEGAN, None) is not self._began:
-            raise ValueError(
-                f"the {type(self.drafter).__name__} has begun another prompt in between: give each "
-                "sequence its own drafter"
-            )
         recorder = StepRecorder(self.sequence, self._draft_sequence)
         tree = yield from self.propose()
         tree = tree.pruned(self.model.room(self.sequence, self.trace.tokens))
@@ -297,11 +287,7 @@ def begin(
             raise ValueError("a model in training mode drops activations at random: call eval()")
         choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    with suppress(AttributeError):  # it may have __slots__
-        setattr(drafter, BEGAN, object())
-    decoding = Decoding(target, drafter, list(prompt), int(max_new), eos=eos, choose=choose)
-    decoding._began = getattr(drafter, BEGAN, None)
-    return decoding
+    return Decoding(target, drafter, list(prompt), int(max_new), eos=eos, choose=choose)
 
 
 def together(

@@ -40,7 +40,7 @@ class Processed(TokenSelector):
     - `vocab`: the target's vocabulary size; logits of a draft with a smaller vocabulary are padded
       to it for the processors
     - `padding`, `row`: in a batch, the left padding and the row number that processors see
-    - `copies`: rows of each prompt (`num_return_sequences`); `encoder_*` processors count prompts
+    - `copies`: rows per prompt (`num_return_sequences`); `encoder_*` processors number prompts
     - `eos`, `prompt_len`: no `prefix_allowed_tokens_fn` is called after an end token in the output
 
     A custom processor must set `reads_text_only = True`. Raises `ValueError` with the name of a

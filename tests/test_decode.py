@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ouroboros.baselines import PromptLookup, Speculative
+from ouroboros.baselines import Speculative
 from quick import mostly_slow
 from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
@@ -325,17 +325,6 @@ def test_streaming_grows_one_trace(pair):
     assert kept is not None and kept.tokens == truth
     assert lengths == sorted(set(lengths)) and len(lengths) == len(kept.steps) < 20
     assert [len(t.tokens) for t in stream(cached, drafter, prompt, max_new=0)] == [5]
-
-
-def test_a_drafter_that_began_another_prompt_is_refused(pair):
-    model, cached = pair
-    drafter = PromptLookup(max_ngram_size=2, num_tokens=4)
-    first = stream(cached, drafter, prompt_of(5), max_new=9)
-    next(first)
-    whole = decode(CachedModel(model), drafter, prompt_of(7), max_new=9)
-    assert whole.tokens == plain(model, prompt_of(7), 9)
-    with pytest.raises(ValueError, match="give each sequence its own drafter"):
-        next(first)
 
 
 def test_a_decoding_continues_without_a_reset(pair):

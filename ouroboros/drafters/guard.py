@@ -33,7 +33,7 @@ class Guard:
 
     Two predicted costs are corrected:
     - draft calls: multiplied by `draft_price`, the median of measured / predicted times in target
-      calls, from 1 / LIMIT to LIMIT. The step's own target call limits the unit (TRUST)
+      calls, from 1 / LIMIT to LIMIT. The unit is bounded by the step's own target call (TRUST)
     - target calls: `node_price` is added per node, the median of (measured - predicted cost) /
       draft nodes, where a target call of one node costs 1; updated when `credit` stops drafting
     Without step times, as in replays, nothing is paused or corrected.

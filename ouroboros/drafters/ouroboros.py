@@ -60,9 +60,9 @@ class Ouroboros:
     The draft model reads the prompt at its first call. This call is made only if the expected gain
     is worth the time of that prefill. If `costs` has no prefill times, the call is always made,
     except in batches, where the time is estimated from call costs. The gain is READ_GAIN tokens (in
-    batches: `JointCosts.saved_share`) per remaining token. As many are expected to remain as were
-    generated, plus READ_AHEAD, but at most the budget. In the first step after a long prompt only
-    the root is proposed, so the first token comes as early as in greedy decoding.
+    batches: `JointCosts.saved_share`) per remaining token; the expected number of these is
+    READ_AHEAD + the number of generated tokens, at most the budget. In the first step after a long
+    prompt only the root is proposed, so the first token comes as early as in greedy decoding.
     Raises `ValueError` for settings out of range.
     """
 

@@ -106,9 +106,9 @@ def tune(
     On the `first` texts (None: all) of each item of `on`, each decoder tries its configured
     settings and random ones, `trials` in all, and then a coordinate search from the best; the
     finalists are compared on all texts. For each machine, the report shows how much slower other
-    settings are than the best: the configured ones ("regret"), and the best of each other machine
-    ("best by <name>"). Finished searches are saved in the folder `results` and skipped on a rerun
-    with the same inputs; `about` (JSON values) identifies inputs that are not arguments.
+    settings are than the best: the configured ones ("regret"), and those that are the best for each
+    other machine ("best by <name>"). Finished searches are saved in the folder `results` and
+    skipped on a rerun with the same inputs; `about` (JSON values) identifies other inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]

@@ -330,7 +330,7 @@ def setting(path: Path) -> list[str]:
     model, temperature = run["model"], run["sampling"]["temperature"]
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
     return [
-        f"{run['task']['name']}, {prompts} prompts x {run['max_new']} tokens{repeats}",
+        f"{run['task']['name']}, {prompts} prompts x up to {run['max_new']} tokens{repeats}",
         "stand-in of the reference pair" if model["standin"] else f"{model['name']} pair",
         model["dtype"],
         f"T = {temperature:g}" if temperature else "greedy (T = 0)",

@@ -71,7 +71,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Measure the rates on recorded predictions; None if one of the two has none."""
+        """Measure the rates on recorded predictions; None if one of them has no predictions."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens

@@ -54,7 +54,7 @@ class Measured:
         batch = f"batch size {size}" + ", refilled" * (size > 1 and config.get("refill", False))
         length = config.get("context_tokens")
         each = f"prompt{'s' * (wanted != 1)}{f' of {length} tokens' if length else ''}"
-        what = f"{task['name']}, {count} {each} x {run['max_new']} tokens"
+        what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
 
         pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
         published, ships = run.get("published"), target.startswith("reference/")

@@ -219,7 +219,7 @@ def test_the_command_prints_one_table_and_the_same_numbers_as_json(tmp_path, unp
     write(tmp_path / "main")
     assert report(tmp_path / "main", "--json") == 0
     told = capsys.readouterr().out
-    assert told.startswith("toy, 2 prompts x 6 tokens · ") and "E2E (s)" not in told
+    assert told.startswith("toy, 2 prompts x up to 6 tokens · ") and "E2E (s)" not in told
     assert "2.50x" in told
     assert json.loads(told.splitlines()[-1])["toy"]["fast"]["latency_speedup"] == 2.5
 

@@ -70,7 +70,7 @@ def test_the_title_counts_what_was_measured():
     notes = summarise(measured([*GREEDY, worse, bad])).notes
     assert {"fast: 1 failed: OSError: y", "fast: 1 failed: ValueError: x"} <= set(notes)
     whole = summarise(measured(samples_wanted=4)).facts
-    assert "toy, 2 prompts x 6 tokens" in whole.title and not whole.incomplete
+    assert "toy, 2 prompts x up to 6 tokens" in whole.title and not whole.incomplete
     stopped = summarise(measured(samples_wanted=4, status="interrupted"))
     assert "'interrupted'" in to_markdown(stopped)
     sampling = {"temperature": 0.8, "top_k": 0, "top_p": 0.9, "repetition_penalty": 1.1}
