@@ -163,5 +163,10 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
+def in_cell(value: object) -> str:
+    """Return a value as the text of a cell in a Markdown table, where `|` would start another."""
+    return str(value).replace("|", "\\|")
+
+
 def _markdown(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, tablefmt="github", disable_numparse=True)
+    return table.map(in_cell).to_markdown(index=False, tablefmt="github", disable_numparse=True)

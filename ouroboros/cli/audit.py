@@ -21,7 +21,7 @@ from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.run import rebuild, short_path
+from ouroboros.bench.run.run import rebuild, score, short_path
 from ouroboros.cli.common import composed
 
 
@@ -57,6 +57,10 @@ def audit(options: argparse.Namespace) -> tuple[int, dict]:
         names, greedy = list(bench.decoders), not bench.sampling.temperature
         total = len(bench.examples) * bench.repeats
         with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
+            record = folder.load_run()
+            if failure := score(bench, folder, record, lambda: None):
+                print(f"some completions have no score: {failure}", file=sys.stderr)
+            folder.save_run(record, status=record["status"])
             audit_run(bench, folder, controls=True, on_row=bar.update)
         title, rows = make_report(folder).facts.title, load_audit(folder)
     verdicts = verdict_table(rows, names, reference=reference, greedy=greedy)

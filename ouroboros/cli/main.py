@@ -230,8 +230,9 @@ def audit(add: Callable) -> None:
     Reloads the models from the run's config. Compares the completions of greedy
     (standard decoding) with transformers' own forward, in float64 and with calls
     of 1, 8 and all tokens, and the completions of other decoders with greedy's.
-    Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG, and 2
-    if a completion is "not judged" or "not measured".
+    Writes audit.jsonl and audit.md, and scores completions that have no score.
+    The exit code is 1 if there is a BUG, and 2 if a completion is "not judged" or
+    "not measured".
 
     To audit completions of any engine at temperature 0:
 

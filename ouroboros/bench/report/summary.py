@@ -80,7 +80,9 @@ class Summary:
             found.append(f"Resumed {facts.resumed} time(s){lost}.")
         if not facts.timed:
             predicted = f"; speedups are predicted with {facts.costs}" if facts.costs else ""
-            found.append(f"Counts only: other jobs shared the device, no time is shown{predicted}.")
+            found.append(
+                f"Counts only: other jobs may have shared the device, no time is shown{predicted}."
+            )
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:
@@ -158,6 +160,9 @@ def summarise(measured: Measured) -> Summary:
         corpus_scores = run.get("corpus_scores", {}).get(name, {})
         scores = score_intervals(samples, measured.scores) | corpus_scores
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
+        if 0 < (scored := sum(s.key in measured.scores for s in samples)) < len(samples):
+            said = f": only {scored} of {len(samples)} completions have a score"
+            problems.setdefault(said, []).append(name)
         if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"
             problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)

@@ -16,6 +16,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table as TerminalTable
 
+from ouroboros.audit.report import in_cell
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric
 from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN
@@ -223,6 +224,8 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
     """Return a frame as text in one of tabulate's styles; only the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
+    if style == "github":
+        frame = frame.rename(columns=in_cell).map(in_cell)
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 

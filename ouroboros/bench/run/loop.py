@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -314,9 +315,11 @@ class Bench:
                 try:
                     found = self.task.score(examples[sample.example], sample.text)
                     known[completion] = {name: float(value) for name, value in found.items()}
+                    if unknown := [n for n, v in known[completion].items() if not isfinite(v)]:
+                        raise ValueError(f"the score {unknown[0]} is no finite number")
                 except Exception as error:
                     known[completion] = {}
-                    failure = failure or f"{sample.example}: {_in_one_line(error)}"
+                    failure = failure or f"{sample.example}: {in_one_line(error)}"
             if scores := known[completion]:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})
@@ -362,7 +365,7 @@ class Row:
     def fail(self, error: Exception) -> Row:
         """Record an error in the sample; return the row."""
         self.failure = without_paths("".join(traceback.format_exception(error)))
-        self.note(error=_in_one_line(error))
+        self.note(error=in_one_line(error))
         return self
 
     def complete(self, trace: DecodeTrace, tokenizer, peak_bytes: int | None) -> Row:
@@ -465,7 +468,7 @@ def text_of(
     return whole[len(start) :]
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an error's type and the first line of its message, without paths."""
     reason = (str(error).strip() or "no message").splitlines()[0]
     return without_paths(f"{type(error).__name__}: {reason}")

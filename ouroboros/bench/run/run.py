@@ -27,7 +27,7 @@ from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import check_files, describe, without_paths
-from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.loop import Bench, eos_ids, in_one_line
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
     claimed_folder,
@@ -135,8 +135,9 @@ def run(
                 bench.run(folder, tick, retry_failed=config.retry_failed)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
-                    if failure := bench.score(folder, bar.update):
-                        say(f"no score of some completions: {failure}")
+                    if failure := score(bench, folder, record, bar.update):
+                        later = f"'ouroboros audit {short_path(place)}' scores them"
+                        say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED.format(short_path(place)))
@@ -150,7 +151,6 @@ def run(
             record["parallel"] = {"ranks": ranks.size, "bytes_per_step": round(traffic, 1)}
             target = bench.target.alone()
             bench = replace(bench, target=target, models=[target, *bench.models[1:]])
-        record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
         if finished and config.audit != "none":
             how: dict = {"total": len(bench.examples) * bench.repeats, "leave": False}
@@ -161,6 +161,20 @@ def run(
                 reason = str(error).strip() or type(error).__name__
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
         return RunResult(folder, bench, finished)
+
+
+def score(
+    bench: Bench, folder: ResultsFolder, record: dict, on_score: Callable[[], object]
+) -> str | None:
+    """Score completions that have no score yet, and the corpora, in `record`, the folder's
+    run.json; return the first error in one line, or None."""
+    failure = bench.score(folder, on_score)
+    try:
+        found = corpus_scores(bench.task, bench.examples, folder.load_samples())
+    except Exception as error:
+        return failure or in_one_line(error)
+    record["corpus_scores"] = found
+    return failure
 
 
 def build(

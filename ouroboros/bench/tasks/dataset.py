@@ -97,7 +97,7 @@ class DatasetTask:
             raise ValueError(f"task={self.name} needs task.path={self.needs_path}")
         if self.revision and not self.hub:
             raise ValueError(f"task.revision={self.revision}, but task={self.name} is on no hub")
-        self.stop = tuple(self.prompt.stop if self.stop is None else self.stop)
+        self.stop = self.prompt.stop if self.stop is None else self.stop
 
     @property
     def templates(self) -> Mapping[str, Template]:

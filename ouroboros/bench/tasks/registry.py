@@ -86,5 +86,8 @@ class TaskSpec:
         task = instantiate({**self.options, "_target_": self.path}, "task")
         if lacking := [part for part in PARTS if not hasattr(task, part)]:
             raise ValueError(f"{self.path} is no task: it has no {', '.join(lacking)}")
+        if isinstance(task.stop, str) or not all(s and isinstance(s, str) for s in task.stop):
+            raise ValueError(f"task.stop={task.stop!r}: give a list of texts, none of them empty")
+        check_whole("the task's max_new", task.max_new)
         chosen = select(task.load(), limit=self.limit, stride=self.stride, shuffle=self.shuffle)
         return task, chosen

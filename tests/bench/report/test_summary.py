@@ -245,3 +245,12 @@ def test_a_verdict_on_greedy_names_float64():
     assert audit_cell("racer", counts) == "2 ties of 3"
     assert audit_cell("greedy", {"reference": 3}) == "reference"
     assert audit_cell("greedy", {}) is None
+
+
+def test_scores_of_only_some_completions_are_told():
+    """An average of fewer prompts than the title's looked like that of all."""
+    scores = {("a", "fast", 0): {"exact_match": 1.0}}
+    notes = summarise(measured(scores=scores)).notes
+    assert "fast: only 1 of 2 completions have a score" in notes
+    whole = {row.key: {"exact_match": 1.0} for row in FAST}
+    assert not any("have a score" in note for note in summarise(measured(scores=whole)).notes)

@@ -5,13 +5,16 @@ import re
 from dataclasses import replace
 from functools import cache
 
+import pandas as pd
 import pytest
 from measured import COSTS, FAST, GREEDY, RUN, TOY, measured, measured_trees, three_decoders
 from rich.console import Console
 
+from ouroboros.audit.report import Row, audit_markdown
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import (
+    as_text,
     cell,
     comparisons,
     legend,
@@ -156,3 +159,12 @@ def test_latex_is_escaped(tmp_path):
     assert r"\label{tab:main}" in text and r"\toprule" in text
     assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
     assert r"50 \% of a\_b" in text and not re.search(r"(?<!\\)[%_]", text)
+
+
+def test_a_bar_in_a_name_starts_no_cell():
+    frame = pd.DataFrame({"decoder": ["a|b"], "my|score": ["1.0"]})
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in as_text(frame).splitlines()} == {3}
+    assert "a|b" in as_text(frame, "simple")
+    finding = {"verdict": "BUG", "reason": "x|y"}
+    text = audit_markdown("title", [Row("p|0", 0, {"a|b": finding})], frame[["decoder"]])
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()} == {0, 2, 12}

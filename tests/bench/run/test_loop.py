@@ -124,6 +124,14 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
 
 
+def test_a_score_that_is_no_number_is_none(pair, tmp_path, monkeypatch):
+    bench = job(pair)
+    folder = ran(bench, tmp_path)
+    monkeypatch.setattr(Counting, "score", lambda *asked: {"f1": float("nan")})
+    assert bench.score(folder, lambda: None) == "p0: ValueError: the score f1 is no finite number"
+    assert not folder.load_scores()
+
+
 def test_a_completion_keeps_its_first_space(pair, tmp_path, monkeypatch):
     """Which Llama's tokenizer drops at the start of a text."""
     tokenizer = Tokenizer(models.BPE(vocab={"\n": 0, "_": 1, "a": 2}, merges=[]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,9 @@ from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import SAMPLES
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.run import rebuild, run
+from ouroboros.bench.run.run import rebuild, run, short_path
+from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.cli.audit import audit
 from ouroboros.engine import prepack
 
 
@@ -54,6 +58,21 @@ def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path)
     assert list(bench.decoders) == ["greedy", "speculative"] and bench.total == 4
     with pytest.raises(ValueError, match=r"max_new \(6, now 9\)"):
         rebuild(folder, {**paths, "max_new": 9})
+
+
+def test_a_scorer_that_fails_ends_no_run_and_the_audit_scores_later(config, monkeypatch):
+    monkeypatch.setattr(Prompts, "corpus_scores", lambda self, pairs: 1 / 0, raising=False)
+    lines: list[str] = []
+    result = run(config, say=lines.append)
+    assert result.finished and result.folder.load_run()["status"] == "finished"
+    (line,) = [line for line in lines if "have no score: ZeroDivisionError" in line]
+    assert f"'ouroboros audit {short_path(result.folder.path)}' scores them" in line
+    monkeypatch.setattr(Prompts, "corpus_scores", lambda self, pairs: {"bleu": len(pairs)})
+    monkeypatch.setattr(Prompts, "score", lambda *asked: {"exact_match": 1})
+    paths = [f"model.{role}={getattr(config.model, role)}" for role in ("target", "draft")]
+    audit(Namespace(folder=result.folder.path, overrides=paths))
+    written = json.loads((result.folder.path / "summary.json").read_text())["decoders"]["greedy"]
+    assert written["score.bleu"]["value"] == 2.0 and written["score.exact_match"]["value"] == 1.0
 
 
 @pytest.mark.skipif(

@@ -60,3 +60,20 @@ def test_an_entry_point_is_found_by_its_name_and_imported_only_when_asked(monkey
 def test_a_class_that_lacks_a_part_of_a_task_is_refused():
     with pytest.raises(ValueError, match=r"Counter is no task: it has no name, version"):
         TaskSpec("collections.Counter").load()
+
+
+@pytest.mark.parametrize("stop", ["END", ["\n", ""], [1]])
+def test_stop_strings_are_a_list_of_texts(tmp_path, monkeypatch, stop):
+    """`task.stop=END` stopped at each of its letters."""
+    wanted = re.escape(f"task.stop={stop!r}: give a list of texts, none of them empty")
+    with pytest.raises(ValueError, match=wanted):
+        TaskSpec("prompts", {"path": "examples", "stop": stop}).load()
+    monkeypatch.setattr("riddles.Riddles.stop", stop)
+    with pytest.raises(ValueError, match=wanted):
+        TaskSpec("riddles.Riddles").load()
+
+
+def test_a_task_without_new_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr("riddles.Riddles.max_new", 0)
+    with pytest.raises(ValueError, match="the task's max_new=0: give a whole number, 1 or more"):
+        TaskSpec("riddles.Riddles").load()
