@@ -52,7 +52,7 @@ def test_a_profile_takes_no_costs(call):
     assert code == 2 and "leave costs out" in err
 
 
-def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, monkeypatch):
+def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, call, monkeypatch):
     folder = saved_pair / "halved"
     run_profiling("decoder=[greedy]", "results_dir=halved")
     before, run = Costs.load(folder / "costs.json"), json.loads((folder / "run.json").read_text())
@@ -61,6 +61,9 @@ def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, monkeypatc
     run_profiling("decoder=[greedy]", "results_dir=halved")
     after = Costs.load(folder / "costs.json")
     assert (after.target, after.draft) == (before.target, before.draft)
+    options = "decoder=[greedy]", "results_dir=halved", "profile.contexts=[8]"
+    code, _, err = call("profile", *TINY, *options)
+    assert code == 2 and "profile.contexts=[8, 24]" in err and "overwrite=true" in err
 
 
 def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):

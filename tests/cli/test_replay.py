@@ -51,6 +51,19 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     assert code == 2 and "timing=false" in err
 
 
+def test_a_limit_takes_the_first_prompts_of_a_batch(run_bench, run_replay, saved_pair):
+    options = (*TINY, "decoder=[greedy]", "batch_size=2", "results_dir=together")
+    assert run_bench(*options)[0] == 0
+    path = saved_pair / "together" / "samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])["example"]
+    path.write_text("".join(reversed(lines)))  # as if the second had ended first
+    code, _, err = run_replay("recording=together", "decoder=greedy", "limit=1", "results_dir=one")
+    assert code == 0, err
+    (sample,) = map(json.loads, (saved_pair / "one" / "samples.jsonl").read_text().splitlines())
+    assert sample["example"] == first
+
+
 def test_another_engines_text_is_replayed(run_replay, saved_pair):
     row = {"prompt": "abc\u2028abc", "completion": "abcabcabc"}
     (saved_pair / "text.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")

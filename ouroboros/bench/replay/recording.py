@@ -101,7 +101,14 @@ def read_recording(
     path = Path(path)
     if path.is_dir():
         folder = ResultsFolder(path)
-        found = of_folder(folder, _prompts_of_run(folder, task, tokenizer))
+        prompt_of, order = _prompts_of_run(folder, task, tokenizer)
+        found = of_folder(folder, prompt_of)
+        if folder.load_run()["config"].get("batch_size", 1) > 1:  # samples end in any order
+
+            def place(run: RecordedRun) -> tuple[int, int]:
+                return run.repeat, order.index(run.example)
+
+            found = {n: replace(one, runs=sorted(one.runs, key=place)) for n, one in found.items()}
     else:
         found = {PLAIN: _of_file(path, tokenizer)}
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
@@ -113,8 +120,11 @@ def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> Reco
     return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 
-def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
-    """Return a function that looks up the prompts of a results folder's run.
+def _prompts_of_run(
+    folder: ResultsFolder, task: TaskSpec | None, tokenizer
+) -> tuple[PromptOf, list[str]]:
+    """Return a function that looks up the prompts of a results folder's run, and the ids of the
+    task's prompts in order.
 
     Raises `ValueError` for another tokenizer than the recorded one, or if the task cannot be made.
     """
@@ -144,7 +154,7 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
             )
         return prompt_ids(tokenizer, answers.with_history(by_id[example], repeat))
 
-    return prompt_of
+    return prompt_of, list(by_id)
 
 
 def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:

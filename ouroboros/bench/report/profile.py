@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.folder import COSTS, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, REMEDY, ResultsFolder
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
@@ -66,8 +67,8 @@ def profile(
 ) -> Profile:
     """Time both models' calls, run the decoders, and write the profile to the results folder.
 
-    If the folder already has costs, calls are not timed again. `say` and `progress` as in
-    `run`. Raises `ValueError` for options that cannot be measured.
+    If the folder already has costs, calls are not timed again. `say` and `progress` as in `run`.
+    Raises `ValueError` for options that cannot be measured or that differ from the folder's.
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
@@ -78,13 +79,20 @@ def profile(
             f"batch_size={config.batch_size}: a profile times the steps of one sequence: give "
             "batch_size=1"
         )
+    measured = {"profile": json.loads(json.dumps(asdict(options)))}  # lists, as costs.json has
+    resumed = config.results_dir and not config.overwrite
+    old: Any = resumed and ResultsFolder(config.results_dir or "").load_costs()
+    if old and (was := old.about.get("profile", measured["profile"])) != measured["profile"]:
+        values = " ".join(f"profile.{name}={value}" for name, value in was.items())
+        remedy = f"give these, or {REMEDY}"
+        raise ValueError(f"{config.results_dir} has costs measured with {values}: {remedy}")
 
     def measure(pair: Pair) -> Costs:
         grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits")}
         visits = options.visits * len(set(options.contexts))
         with tqdm(total=visits, desc="calls", leave=False, disable=not progress) as bar:
             grid |= {"repeats": options.calls, "on_visit": bar.update}
-            return Costs.measure_grid(pair.models, **grid)
+            return replace(Costs.measure_grid(pair.models, **grid), about=measured)
 
     result = run(config, say=say, progress=progress, measure_costs=measure)
     folder, costs = result.folder, result.bench.costs
@@ -96,7 +104,7 @@ def profile(
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
         costs = replace(costs, prefill_tokens=seen.prefill_tokens)
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
-    costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
+    costs = replace(costs, about={**measured, "model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)
     whole = Profile(
         folder,

@@ -48,7 +48,7 @@ from ouroboros.decoder_factory import (
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
-from ouroboros.engine.quantised import quantised_by
+from ouroboros.engine.quantised import quantised_by, stored_bytes
 
 BUSY = 20  # warn if the load of CPUs or a GPU is above this percentage
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
@@ -342,5 +342,5 @@ def draft_cost(
         return configured
     if costs is not None and costs.draft is not None:
         return costs.draft_ratio()
-    target, draft = (sum(w.nbytes for w in model.model.parameters()) for model in models[:2])
+    target, draft = (sum(map(stored_bytes, model.model.parameters())) for model in models[:2])
     return draft / target
