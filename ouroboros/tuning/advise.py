@@ -136,7 +136,7 @@ def batch_table(
     evidence: Mapping[str, Evidence], decoders: Mapping[str, Mapping], sizes: Sequence[int]
 ) -> tuple[pd.DataFrame, dict[str, int | None]]:
     """Predict decoders (configs and evidence by name) at several batch sizes. Return (table,
-    {decoder: smallest of the `sizes` at which greedy is faster, None if at none}).
+    {decoder: smallest of the `sizes` from which on greedy is faster, None if there is none}).
 
     When a text ends, the next one joins the batch. A joint call is assumed to cost as much as a
     single call with all its nodes. Columns: batch, decoder, tokens/s, tokens/s/user, speedup (over
@@ -163,7 +163,8 @@ def batch_table(
             rows.append((size, name, *row))
     columns = ["batch", "decoder", "tokens/s", "tokens/s/user", "speedup", "acceptance"]
     found = pd.DataFrame(rows, columns=[*columns, "breaks even at", "failed"])
-    slower = found[found.speedup < 1].groupby("decoder").batch.min()
+    last = found.decoder.map(found[found.speedup >= 1].groupby("decoder").batch.max()).fillna(0)
+    slower = found[(found.speedup < 1) & (found.batch > last)].groupby("decoder").batch.min()
     return found, {name: int(slower[name]) if name in slower else None for name in evidence}
 
 

@@ -106,6 +106,18 @@ def test_why_a_decoder_is_slower_in_one_line(times, first, says):
     assert says in line and "\n" not in line
 
 
+def test_greedy_is_faster_from_the_size_after_the_last_that_pays():
+    def together(name, config, size):
+        seconds = 1.0 if name == PLAIN else 0.5 if size == 2 else 3.0
+        return [sample("a", name, [step(0, 0, times=(0, seconds, 0))] * 3)]
+
+    evidence = {"greedy": SimpleNamespace(together=together)}
+    evidence["fast"] = evidence["greedy"]
+    table, slower = advising.batch_table(evidence, dict.fromkeys(evidence), [4, 1, 2])
+    assert table[table.decoder == "fast"].speedup.tolist() == pytest.approx([1 / 3, 1 / 3, 2])
+    assert slower == {"greedy": None, "fast": 4}
+
+
 def test_without_later_steps_there_is_no_reason():
     assert break_even([], [])[2] is None and break_even(GREEDY, [])[2] is None
 
