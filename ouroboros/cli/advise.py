@@ -38,7 +38,9 @@ COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token
 COLUMNS += ["draft/verify/host %"]
 DURATION = """\
 with its defaults this takes a few minutes; visits=1, task.limit=3 or search=false shorten it"""
-OF_RUNS = {"max_new", "nodes", "visits", *(field.name for field in fields(Sampling))}
+ROLES = ("target", "draft")
+TIMED = {"nodes", "visits"}
+OF_RUNS = {"max_new", *TIMED, *(field.name for field in fields(Sampling))}
 """Options that have no effect with `runs`."""
 KEPT = ("model", "max_new", "threads")
 """Options that are repeated in the recommended command, besides those of sampling."""
@@ -63,14 +65,19 @@ def advise(options: dict) -> tuple[int, dict]:
     if options["runs"] and (unused := ", ".join(sorted(OF_RUNS & named))):
         raise ValueError(f"{unused}: runs= has recorded texts and settings: leave this out")
     spec, machine = PairSpec.from_mapping(options["model"]), options["machine"]
-    if options["costs"] and machine["bandwidth_gb_s"]:
+    assumed, shapes = machine["bandwidth_gb_s"] is not None, machine["shapes"]
+    if options["costs"] and assumed:
         raise ValueError("give costs= or machine.bandwidth_gb_s=, not both")
-    if any(machine.values()) and not machine["bandwidth_gb_s"]:
+    if any(machine.values()) and not assumed:
         raise ValueError("machine.* has no effect alone: give machine.bandwidth_gb_s= too")
+    if shapes and not (isinstance(shapes, Mapping) and {"target"} <= shapes.keys() <= {*ROLES}):
+        raise ValueError(f"machine.shapes={shapes}: give {{target: yi-34b, draft: yi-6b}}")
+    if (options["costs"] or assumed) and (unused := ", ".join(sorted(TIMED & named))):
+        raise ValueError(f"{unused}: no calls are timed with costs= or machine.*: leave this out")
     costs = load_costs(options["costs"])
-    if machine["bandwidth_gb_s"]:
-        dtype = torch.bfloat16 if machine["shapes"] else dtype_of(spec)
-        names = machine["shapes"] or spec.standin or {"target": spec.target, "draft": spec.draft}
+    if assumed:
+        dtype = torch.bfloat16 if shapes else dtype_of(spec)
+        names = shapes or spec.standin or {"target": spec.target, "draft": spec.draft}
         pair = {
             role: footprint_of(config_of(model_path(name)), dtype)
             for role, name in names.items()
@@ -134,7 +141,7 @@ def advise(options: dict) -> tuple[int, dict]:
     print_table(pd.DataFrame(rows, columns=COLUMNS))
     print("", *why, sep="\n")
     bare = "" if evidence.costs.prefill_ms else ", without prefill"
-    print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted{bare}\n  {command}")
+    print(f"\nbest: {name}, {best.tokens_per_s:.1f} tokens/s predicted{bare}\n  {command}")
     document = {
         "decoders": {n: {k: asdict(v) for k, v in own.items()} for n, own in found.items()},
         "why": why,

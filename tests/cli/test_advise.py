@@ -132,3 +132,17 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
     assert code == 0, err
     greedy = document["decoders"]["greedy"]["configured"]
     assert greedy["tokens_per_s"] == pytest.approx(1000 / 15.8, abs=0.5), "shapes are in bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["task.limit=2", "costs=epyc", "nodes=[1,2]", "visits=2"], "nodes, visits: no calls are"),
+        (["runs=counts", "machine.bandwidth_gb_s=0"], "give both above 0"),
+        (["runs=counts", "machine.bandwidth_gb_s=9", "machine.shapes=yi-34b"], "give {target: yi"),
+        (["runs=counts", "machine.bandwidth_gb_s=9", "machine.shapes={a: yi-34b}"], "give {target"),
+    ],
+)
+def test_options_without_an_effect_are_refused(run_advise, recorded, options, says):
+    code, _, _, err = run_advise("decoder=[prompt_lookup]", "search=false", *options)
+    assert code == 2 and says in err
