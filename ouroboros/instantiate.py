@@ -18,6 +18,7 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "int | None": ((int, NoneType), "a whole number, or null"),
     "float": ((int, float), "a number"),
+    "float | None": ((int, float, NoneType), "a number, or null"),
     "bool": (bool, "true or false"),
     "str": (str, "a name"),
     "str | None": ((str, PathLike, NoneType), "a name, or null"),

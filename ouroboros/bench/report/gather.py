@@ -53,7 +53,7 @@ class Measured:
         size = config.get("batch_size", 1)
         batch = f"batch size {size}" + ", refilled" * (size > 1 and config.get("refill", False))
         length = config.get("context_tokens")
-        each = f"prompt{'s' * (wanted != 1)}{f' of {length} tokens' if length else ''}"
+        each = f"prompt{'s' * (wanted != 1)}{f' padded to {length} tokens' if length else ''}"
         what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
 
         pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")

@@ -171,6 +171,7 @@ class RunConfig:
                     f"parallel=tree with model.{name}.{min(plan)}: transformers would spread one "
                     "model over all processes; leave one of the two out"
                 )
+        check_published(self.published)
         self.model.path("target")
         for name, own in self.decoder.items():
             check_settings(f"decoder.{name}", own)
@@ -181,6 +182,18 @@ class RunConfig:
                     f"decoder.{name}.verification=rejection supports no repetition_penalty: "
                     "give 1.0"
                 )
+
+
+def check_published(given: object) -> None:
+    """Raise `ValueError` unless `given`, the option `published`, is one that a report can show."""
+    if given is None:
+        return
+    named = isinstance(given, Mapping) and given.keys() <= {"source", "hardware", "tokens_per_s"}
+    speeds = given.get("tokens_per_s", {}) if named else None  # type: ignore[attr-defined]
+    numbers = speeds.values() if isinstance(speeds, Mapping) else [0]
+    if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+        form = "{source: ..., hardware: ..., tokens_per_s: {<decoder>: <number above 0>}}"
+        raise ValueError(f"published={given}: give {form}")
 
 
 def check_settings(name: str, value: object) -> None:

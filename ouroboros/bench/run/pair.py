@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -54,6 +55,8 @@ class PairSpec:
 
     def __post_init__(self) -> None:
         check_whole("model.draft_context", self.draft_context, null=True)
+        if self.draft_cost is not None and not 0 <= self.draft_cost < inf:
+            raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
         if self.engine not in get_args(EngineName):
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")

@@ -77,7 +77,7 @@ def test_the_title_counts_what_was_measured():
     title = measured(sampling=sampling).facts.title
     assert "T=0.8, top_p=0.9, repetition penalty 1.1 · " in title
     long = summarise(measured(config={"context_tokens": 2048})).facts
-    assert "toy, 2 prompts of 2048 tokens x " in long.title
+    assert "toy, 2 prompts padded to 2048 tokens x " in long.title
 
 
 @pytest.mark.parametrize(

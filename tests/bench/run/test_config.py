@@ -66,6 +66,13 @@ def test_overrides_name_options_by_their_dotted_names():
         ("parallel", "data", "parallel=data: choose one of tree, null"),
         ("overwrite", "yes", "overwrite=yes: choose one of true, false"),
         ("record_predictions", True, "give timing=false as well"),
+        ("model.draft_cost", -1, r"model\.draft_cost=-1: give 0 or more, or null"),
+        ("model.draft_cost", "x", r"model\.draft_cost=x: give a number, or null"),
+        ("published", "x", "published=x: give {source: "),
+        ("published", {"tokens_per_sec": {"greedy": 9}}, r"published={'tokens_per_sec'.*: give {"),
+        ("published", {"tokens_per_s": {"greedy": 0}}, r"published=.*<number above 0>"),
+        ("published", {"tokens_per_s": {"greedy": "fast"}}, r"published=.*<number above 0>"),
+        ("published", {"tokens_per_s": 3}, r"published=.*<number above 0>"),
     ],
 )
 def test_wrong_values_are_named(path, value, says):
