@@ -109,7 +109,7 @@ def replay(options: dict) -> tuple[int, dict]:
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)
         document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
-        print(f"\n{predicted}, for batches, without prefill")
+        print(f"\n{predicted}, for batches, without the target's prefill")
         print_table(batch.drop(columns="failed"))
         for name, size in slower.items():
             if size is not None:

@@ -200,6 +200,7 @@ def test_a_decoder_that_lacks_a_prediction_does_not_lose_the_others(
     )
     assert code == 2 and list(document["decoders"]) == ["greedy"]
     assert "error: Lookahead asks for a prediction that the recording does not hold" in err
+    assert "(Ouroboros also with runners_up=false)" in err
 
 
 def test_the_table_has_the_headings_of_reports_and_fits_on_100_columns(call, saved_pair):

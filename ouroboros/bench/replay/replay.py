@@ -138,8 +138,9 @@ class Predictions(Sequence[int]):
         if self.chosen[node] == UNKNOWN and node in self.nodes:
             raise ValueError(
                 f"{self.drafter} asks for a prediction that the recording does not hold: record a "
-                "run of the same pair, settings and costs with record_predictions=true, or give "
-                "rates=[0.7,0.04] to simulate predictions"
+                "run of the same pair, settings, costs and max_new with record_predictions=true "
+                "(Ouroboros also with runners_up=false), or give rates=[0.7,0.04] to simulate "
+                "predictions"
             )
         return self.chosen[node]
 
