@@ -195,9 +195,10 @@ def break_even(
     if tokens > cost:
         firsts = [[step_s(s.steps[0]) for s in of if s.steps] for of in (samples, plain)]
         times = np.mean(firsts[0]) / np.mean(firsts[1])
+        reading = ", as the draft reads the prompt" if draft else ""
         line = (
-            f"only its first step is slower than greedy's, {times:.1f} times, as the draft reads "
-            f"the prompt; later steps give {tokens:.2f} tokens for {cost:.2f} greedy steps, but "
+            f"only its first step is slower than greedy's, {times:.1f} times{reading}; "
+            f"later steps give {tokens:.2f} tokens for {cost:.2f} greedy steps, but "
             "the completions are too short to make up for it"
         )
         return reached, needed, line

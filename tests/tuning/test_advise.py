@@ -106,6 +106,12 @@ def test_why_a_decoder_is_slower_in_one_line(times, first, says):
     assert says in line and "\n" not in line
 
 
+def test_a_first_step_without_a_draft_model_reads_no_prompt_twice():
+    steps = [step(5, 1, times=(0, 1.0 if at else 13.0, 0)) for at in range(5)]
+    line = break_even(GREEDY, [sample("a", "prompt_lookup", steps, wall_s=30.0)])[2]
+    assert "only its first step is slower than greedy's, 13.0 times; later steps" in line
+
+
 def test_greedy_is_faster_from_the_size_after_the_last_that_pays():
     def together(name, config, size):
         seconds = 1.0 if name == PLAIN else 0.5 if size == 2 else 3.0
