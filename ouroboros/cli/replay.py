@@ -35,6 +35,7 @@ from ouroboros.tuning.advise import batch_table
 from ouroboros.tuning.evidence import Evidence
 
 OF_DRAFT = ("draft_options", "draft_context")
+UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
 NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
 
 
@@ -92,6 +93,8 @@ def replay(options: dict) -> tuple[int, dict]:
         raise failures[0]
 
     texts = {name: evidence[name].recorded for name in samples}
+    if len({tuple((run.example, run.repeat) for run in own.runs) for own in texts.values()}) > 1:
+        print(UNEVEN, file=sys.stderr)
     ratio = spec.draft_cost
     if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
         ratio = run["model"].get("draft_cost", COST_RATIO)

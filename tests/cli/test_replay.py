@@ -64,6 +64,16 @@ def test_a_limit_takes_the_first_prompts_of_a_batch(run_bench, run_replay, saved
     assert sample["example"] == first
 
 
+def test_decoders_recorded_on_different_prompts_are_told(run_bench, run_replay, saved_pair):
+    names = "decoder=[greedy,prompt_lookup]"
+    assert run_bench(names, *TINY, "results_dir=uneven")[0] == 0
+    assert "different prompts" not in run_replay("recording=uneven", names)[2]
+    path = saved_pair / "uneven" / "samples.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # as if interrupted
+    code, _, err = run_replay("recording=uneven", names)
+    assert code == 0 and "rows are for different prompts" in err
+
+
 def test_another_engines_text_is_replayed(run_replay, saved_pair):
     row = {"prompt": "abc\u2028abc", "completion": "abcabcabc"}
     (saved_pair / "text.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
