@@ -93,7 +93,8 @@ def replay(options: dict) -> tuple[int, dict]:
         raise failures[0]
 
     texts = {name: evidence[name].recorded for name in samples}
-    if len({tuple((run.example, run.repeat) for run in own.runs) for own in texts.values()}) > 1:
+    prompts = {frozenset((r.example, r.repeat) for r in own.runs) for own in texts.values()}
+    if len(prompts) > 1:
         print(UNEVEN, file=sys.stderr)
     ratio = spec.draft_cost
     if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
