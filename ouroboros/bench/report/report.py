@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -107,10 +108,14 @@ def write_report(
         files.txt     the names of these tables and plots; the next report removes them
 
     `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
-    `on_failure` as in `summarised`.
+    `on_failure` as in `summarised`. Raises `ValueError` if two files would have the same name.
     """
     runs = summarised(measured, on_failure)
     parts = sections(runs)
+    made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
+    made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
+    if twice := [name for name, count in Counter(made).items() if count > 1]:
+        raise ValueError(f"two runs or sweeps would both write {twice[0]}: rename a folder")
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
     for name in (out / FILES).read_text("utf-8").split("\n") if (out / FILES).exists() else ():
@@ -122,8 +127,6 @@ def write_report(
             tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
-    made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
-    made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
     share = MOST_TOKENS // max(1, len(runs))
     shown = [
         viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)

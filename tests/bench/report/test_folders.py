@@ -166,6 +166,16 @@ def test_runs_named_in_any_script_have_their_own_tables(tmp_path, unplotted):
     assert {"größe-default.csv", "grüße-default.csv"} <= names
 
 
+def test_runs_whose_files_would_have_the_same_name_are_refused(tmp_path, unplotted, capsys):
+    """The tables of the one replaced those of the other."""
+    for name in ("run 1", "run-1"):
+        write(tmp_path / name)
+    assert report(tmp_path / "run 1", tmp_path / "run-1", "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "would both write tables/run-1-default.csv: rename a folder" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, unplotted, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
