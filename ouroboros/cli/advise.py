@@ -59,6 +59,8 @@ def advise(options: dict) -> tuple[int, dict]:
     for name in ("max_new", "visits", "threads"):
         check_whole(name, options[name], null=name == "threads")
     check_sizes("nodes", options["nodes"])
+    if not isinstance(options["search"], bool):
+        raise ValueError(f"search={options['search']}: give true or false")
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     named = {one.lstrip("+").partition("=")[0] for one in overrides}
@@ -107,6 +109,8 @@ def advise(options: dict) -> tuple[int, dict]:
 
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
+    if reason := found[PLAIN]["configured"].failed:
+        raise ValueError(f"{PLAIN} is not predicted: {reason}")
     rows, why = [], []
     live = {name: sample_frame(samples) for name, samples in evidence.live.items()}
     for decoder, kinds in found.items():

@@ -139,10 +139,12 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
     [
         (["task.limit=2", "costs=epyc", "nodes=[1,2]", "visits=2"], "nodes, visits: no calls are"),
         (["runs=counts", "machine.bandwidth_gb_s=0"], "give both above 0"),
+        (["runs=counts", "costs=epyc", "search=no"], "search=no: give true or false"),
+        (["runs=counts", "costs={verify_ms: {2: 9, 64: 9}}"], "greedy is not predicted: a call"),
         (["runs=counts", "machine.bandwidth_gb_s=9", "machine.shapes=yi-34b"], "give {target: yi"),
         (["runs=counts", "machine.bandwidth_gb_s=9", "machine.shapes={a: yi-34b}"], "give {target"),
     ],
 )
 def test_options_without_an_effect_are_refused(run_advise, recorded, options, says):
-    code, _, _, err = run_advise("decoder=[prompt_lookup]", "search=false", *options)
+    code, _, _, err = run_advise("decoder=[prompt_lookup]", *options)
     assert code == 2 and says in err
