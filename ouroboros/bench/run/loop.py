@@ -71,14 +71,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.meter = Meter(self.models)
         tokenizer, known = self.target.tokenizer, self.target.vocab_size
-        chats = any(example.messages for example in self.examples)
-        if chats and not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                "task.template=chat needs a tokenizer with a chat template, and this model's has "
-                "none: use another task.template, or an instruct model"
-            )
-        for example in self.examples if len(tokenizer) > known else ():
-            check_ids(prompt_ids(tokenizer, example), known, example.id)
+        for example in self.examples:
+            if example.messages or len(tokenizer) > known:
+                check_ids(prompt_ids(tokenizer, example), known, example.id)
         if self.batch_size > 1 and (reason := self._why_one_by_one()):
             raise ValueError(f"batch_size={self.batch_size}: {reason}")
 

@@ -17,9 +17,14 @@ from ouroboros.bench.tasks.task import Conversation, Example, Task
 
 def prompt_ids(tokenizer, example: Example) -> list[int]:
     """Return an example's prompt as token ids; an example with messages uses the tokenizer's chat
-    template."""
+    template. Raises `ValueError` if the tokenizer has none."""
     if not example.messages:
         return list(tokenizer(example.prompt).input_ids)
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "task.template=chat needs a tokenizer with a chat template, and this model's has "
+            "none: use another task.template, or an instruct model"
+        )
     messages = [dict(message) for message in example.messages]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False).input_ids)

@@ -10,7 +10,7 @@ from bench_models import TextTask, bench_of, byte_tokenizer, ran
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import SAMPLES
-from ouroboros.bench.run.prompts import prompt_ids, with_context
+from ouroboros.bench.run.prompts import longest, prompt_ids, with_context
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
@@ -132,6 +132,10 @@ def test_chat_goes_through_the_tokenizers_template(pair):
     assert tokenizer.decode(later).endswith(f"<assistant>Boats.<user>{second.prompt}<assistant>")
     with pytest.raises(ValueError, match=r"task\.template=chat needs a tokenizer with a chat"):
         bench_of(pair, task, {})
+    with pytest.raises(
+        ValueError, match=r"task\.template=chat needs"
+    ):  # measuring costs asks first
+        longest(byte_tokenizer(), task.load())
 
 
 def test_context_comes_from_the_prompts_before():
