@@ -80,11 +80,14 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     predicted by `costs`, in target calls of one node; greedy's speed is 1.
 
     If an engine does not report scored nodes, each of its calls counts as a call of one node, which
-    makes it look faster than it is.
+    makes it look faster than it is. Raises `ValueError` for calls that the costs do not cover.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
-    frame = sample_frame(samples, CostModel(costs), costs.draft_ratio() or 0.0)
+    model = CostModel(costs)
+    if reason := model.why_not(samples):
+        raise ValueError(f"{samples[0].decoder} cannot be tuned for these costs: {reason}")
+    frame = sample_frame(samples, model, costs.draft_ratio() or 0.0)
     spent = frame["cost"].fillna(frame["calls"]).sum() / max(1, frame["tokens"].sum())
     return 1 / spent if spent else 0.0
 
