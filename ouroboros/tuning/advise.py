@@ -138,26 +138,29 @@ def batch_table(
     """Predict decoders (configs and evidence by name) at several batch sizes. Return (table,
     {decoder: smallest of the `sizes` from which on greedy is faster, None if there is none}).
 
-    When a text ends, the next one joins the batch. A joint call is assumed to cost as much as a
-    single call with all its nodes. Columns: batch, decoder, tokens/s, tokens/s/user, speedup (over
-    greedy at the same batch size), acceptance (rate per draft token), "breaks even at" (the
-    acceptance needed to be as fast as greedy) and failed, the reason if nothing is predicted.
+    When a text ends, the next one joins the batch; only steps of full batches count. A joint call
+    is assumed to cost as much as a single call with all its nodes. Columns: batch, decoder,
+    tokens/s, tokens/s/user, speedup (over greedy at the same batch size), acceptance (rate per
+    draft token), "breaks even at" (the acceptance needed to be as fast as greedy) and failed, the
+    reason if nothing is predicted.
     """
     rows = []
     for size in sizes:
         for name, own in evidence.items():
             row: tuple = (None,) * 6
             try:
-                plain = own.together(PLAIN, {}, size)
-                ours = own.together(name, decoders[name], size)
-                plain_s, spent_s = (
-                    sum(step_s(t) for s in of for t in s.steps) for of in (plain, ours)
+                both = own.together(PLAIN, {}, size), own.together(name, decoders[name], size)
+                plain, ours = (  # without the last steps, when no text is left to fill the batch
+                    [replace(s, steps=tuple(t for t in s.steps if t.rows == size)) for s in of]
+                    for of in both
                 )
-                tokens = sum(len(sample.new_tokens) for sample in ours)
-                waited_s = sum(t.rows * step_s(t) for s in ours for t in s.steps)
+                base, speed = (
+                    sum(t.new for s in of for t in s.steps)
+                    / sum(step_s(t) for s in of for t in s.steps)
+                    for of in (plain, ours)
+                )
                 reached, needed, _ = break_even(plain, ours)
-                speeds = tokens / spent_s, tokens / waited_s, plain_s / spent_s
-                row = *speeds, reached, needed, None
+                row = speed, speed / size, speed / base, reached, needed, None
             except ValueError as error:
                 row = *row[1:], str(error)
             rows.append((size, name, *row))

@@ -1,6 +1,7 @@
 """`ouroboros profile` end to end on a tiny pair, and its error messages; no time is asserted."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, call, monk
     options = "decoder=[greedy]", "results_dir=halved", "profile.contexts=[8]"
     code, _, err = call("profile", *TINY, *options)
     assert code == 2 and "profile.contexts=[8, 24]" in err and "overwrite=true" in err
+    replace(before, about={"measured": "at load"}).save(folder / "costs.json")  # by `bench`
+    code, _, err = call("profile", *TINY, *options[:2])
+    assert code == 2 and "halved has costs measured with another command: resume it" in err
 
 
 def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):

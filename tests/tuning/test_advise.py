@@ -115,13 +115,31 @@ def test_a_first_step_without_a_draft_model_reads_no_prompt_twice():
 def test_greedy_is_faster_from_the_size_after_the_last_that_pays():
     def together(name, config, size):
         seconds = 1.0 if name == PLAIN else 0.5 if size == 2 else 3.0
-        return [sample("a", name, [step(0, 0, times=(0, seconds, 0))] * 3)]
+        one = replace(step(0, 0, times=(0, seconds, 0)), rows=size)
+        return [sample("a", name, [one] * 3)]
 
     evidence = {"greedy": SimpleNamespace(together=together)}
     evidence["fast"] = evidence["greedy"]
     table, slower = advising.batch_table(evidence, dict.fromkeys(evidence), [4, 1, 2])
     assert table[table.decoder == "fast"].speedup.tolist() == pytest.approx([1 / 3, 1 / 3, 2])
     assert slower == {"greedy": None, "fast": 4}
+
+
+def test_the_speed_of_a_batch_is_that_of_full_batches():
+    """At the end fewer sequences are left, with which drafts pay more: they hid that greedy is
+    faster."""
+
+    def together(name, config, size):
+        full, last = (1.0, 1.0) if name == PLAIN else (4.0, 0.1)
+        steps = [replace(step(0, 0, times=(0, full, 0)), rows=2)] * 2
+        alone = [replace(step(0, 0, times=(0, last, 0)), rows=1)] * 9
+        return [sample("a", name, steps), sample("b", name, steps + alone)]
+
+    evidence = dict.fromkeys(("greedy", "fast"), SimpleNamespace(together=together))
+    table, slower = advising.batch_table(evidence, dict.fromkeys(evidence), [2])
+    fast = table.set_index("decoder").loc["fast"]
+    assert fast[["tokens/s", "tokens/s/user", "speedup"]].tolist() == [0.25, 0.125, 0.25]
+    assert slower == {"greedy": None, "fast": 2}
 
 
 def test_without_later_steps_there_is_no_reason():

@@ -82,10 +82,10 @@ def profile(
     measured = {"profile": json.loads(json.dumps(asdict(options)))}  # lists, as costs.json has
     resumed = config.results_dir and not config.overwrite
     old: Any = resumed and ResultsFolder(config.results_dir or "").load_costs()
-    if old and (was := old.about.get("profile", measured["profile"])) != measured["profile"]:
+    if old and (was := old.about.get("profile", {})) != measured["profile"]:
         values = " ".join(f"profile.{name}={value}" for name, value in was.items())
-        remedy = f"give these, or {REMEDY}"
-        raise ValueError(f"{config.results_dir} has costs measured with {values}: {remedy}")
+        what = f"costs measured with {values or 'another command'}: resume it as it was, {REMEDY}"
+        raise ValueError(f"{config.results_dir} has {what}")
 
     def measure(pair: Pair) -> Costs:
         grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits")}

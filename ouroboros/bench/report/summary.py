@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ouroboros.audit.report import tally, verdict
+from ouroboros.audit.report import OPEN, tally, verdict
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
 from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sample_frame
@@ -189,7 +189,8 @@ def summarise(measured: Measured) -> Summary:
 def audit_cell(decoder: str, counts: Mapping[str, int]) -> str | None:
     """Return a decoder's verdict, from its `tally`; for greedy, name what it was compared with."""
     text = verdict(counts) if counts else None
-    return text if decoder != PLAIN or text in (None, "reference") else f"{text} (float64)"
+    compared = decoder == PLAIN and counts.keys() - {"reference", *OPEN}
+    return f"{text} (float64)" if compared else text
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:

@@ -281,7 +281,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
             f"{', '.join(sorted(tuned))}: these settings are tuned for a CPU; "
             "experiment=drafters_flat and 'ouroboros advise' have settings for a GPU"
         )
-    if bare := [name for name, own in config.decoder.items() if own.get("draft", ...) is None]:
+    bare = [name for name, own in config.decoder.items() if own.get("draft", ...) is None]
+    if bare and not config.model.draft:
         yield f"{', '.join(bare)}: without a draft model; give model.draft=<hub id or folder>"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"

@@ -245,6 +245,8 @@ def test_a_verdict_on_greedy_names_float64():
     assert audit_cell("racer", counts) == "2 ties of 3"
     assert audit_cell("greedy", {"reference": 3}) == "reference"
     assert audit_cell("greedy", {}) is None
+    alone = {"reference": 2, "not measured": 1}
+    assert audit_cell("greedy", alone) == "1 of 3 not measured (!)"
 
 
 def test_scores_of_only_some_completions_are_told():

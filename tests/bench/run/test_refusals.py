@@ -140,14 +140,17 @@ def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
     assert any("costs have no draft calls" in line for line in lines) is warned
 
 
-def test_decoders_that_lack_their_draft_model_are_told(saved):
+@pytest.mark.parametrize("draft", [None, "draft"])
+def test_decoders_that_lack_their_draft_model_are_told(saved, draft):
+    """Unless the pair has one: then it was left out on purpose, as by experiment=ablation."""
     names = ("suffix_hybrid", "suffix_decoding")
+    model = PairSpec("tiny", str(saved / "target"), draft, dtype="float32")
     lines: list[str] = []
     own = {name: decoder_config(name) for name in names}
     own["suffix_hybrid"]["draft"] = None
-    run(run_config(saved, decoder=own), say=lines.append)
+    run(run_config(saved, model=model, decoder=own), say=lines.append)
     told = [line for line in lines if "without a draft model" in line]
-    assert [line.split(":")[0] for line in told] == ["suffix_hybrid"]
+    assert [line.split(":")[0] for line in told] == ["suffix_hybrid"] * (draft is None)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
