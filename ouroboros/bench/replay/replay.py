@@ -34,7 +34,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-FULL = 2  # minimum number of runs per sequence of a batch
+FULL = 6  # minimum number of runs per sequence of a batch
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
