@@ -86,6 +86,8 @@ def advise(options: dict) -> tuple[int, dict]:
             if name
         }
         figures = {name: machine[name] for name in ("bandwidth_gb_s", "tflops", "host_ms")}
+        if machine["tflops"]:  # the roofline takes weights of two bytes
+            figures["tflops"] *= dtype.itemsize / 2
         costs = Costs.roofline(pair["target"], pair.get("draft"), **figures)
     rates = rates_by_decoder(options["rates"])
     task = TaskSpec.from_mapping(options["task"]) if options.get("task") else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from hydra.core.hydra_config import HydraConfig
+
 from ouroboros.bench.report.profile import ProfileOptions
 from ouroboros.bench.report.profile import profile as measured
 from ouroboros.bench.report.tables import as_text
@@ -20,7 +22,11 @@ with its defaults this takes a few minutes; profile.visits=1 or fewer decoders s
 def profile(options: dict) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
     and the JSON document."""
-    what = ProfileOptions(**options.pop("profile"))
+    what, choices = ProfileOptions(**options.pop("profile")), HydraConfig.get().runtime.choices
+    for name in ("experiment", "rehearsal"):
+        if choices.get(name):
+            reason = "conf/profiling.yaml would override its decoders and prompts"
+            raise ValueError(f"{name}={choices[name]}: {reason}; give the options themselves")
     config, _ = run_config(options)
     print(DURATION, file=sys.stderr)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)

@@ -134,6 +134,17 @@ def test_a_machine_that_is_not_at_hand(run_advise, recorded):
     assert greedy["tokens_per_s"] == pytest.approx(1000 / 15.8, abs=0.5), "shapes are in bfloat16"
 
 
+def test_arithmetic_is_two_operations_for_a_weight_of_any_dtype(run_advise, recorded, saved_pair):
+    """In float32 a call took twice as long: its bytes were taken for weights of two."""
+    machine = ["machine.bandwidth_gb_s=1000000", "machine.tflops=0.001"]
+    given = [f"runs={recorded}", *machine, "decoder=[speculative]", "search=false"]
+    code, _, _, err = run_advise(*given, "results_dir=assumed")
+    assert code == 0, err
+    costs = Costs.load(saved_pair / "assumed" / "costs.json")
+    weights = costs.footprints["target"].read_bytes / 4
+    assert costs.target.call_ms(64, 64) == pytest.approx(64 * 2 * weights / 1e9 * 1e3, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

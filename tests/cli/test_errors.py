@@ -66,6 +66,7 @@ OTHERS = {
         (["profile.calls=few"], "profile.calls=few: give a whole number"),
         (["timing=false"], "a profile measures times"),
         (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
+        (["experiment=peers"], "experiment=peers: conf/profiling.yaml would override its decoders"),
     ],
     "bench": [
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),

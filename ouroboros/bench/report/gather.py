@@ -42,10 +42,10 @@ class Measured:
         `title` is one line, joined by " · ". `nature` is the kind of models: "model"; "stand-in" (a
         small model embedded in a larger one); "rehearsal" (an experiment with published numbers,
         run on the pair that ships with the project). `prompts` and `samples` are the numbers
-        measured. `costs` is the name of the costs that predict seconds from counts; `draft_cost` is
-        the recorded cost of a draft call in target calls.
+        measured. `costs` is the name of the costs that predict seconds from counts (None: they
+        predict nothing); `draft_cost` is the recorded cost of a draft call in target calls.
         """
-        run, samples, costs = self.run, self.samples, self.priced and self.priced.name
+        run, samples = self.run, self.samples
         task, model, sampling = run["task"], run["model"], run["sampling"]
         prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
         count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
@@ -86,7 +86,13 @@ class Measured:
         device = machine["gpus"][gpu] if on_gpu else cpu
         status = run.get("status", "finished")
         samples_wanted = run.get("samples_wanted", len(samples))
-        bare = ", without prefill" if self.priced and not self.priced.costs.prefill_ms else ""
+        priced = self.priced if size == 1 else None  # costs are for calls of a single sequence
+        by_decoder = [[s for s in samples if s.decoder == name] for name in run["decoders"]]
+        ours = [own for own in by_decoder if any(t.scored for s in own for t in s.steps)]
+        if priced and all(map(priced.why_not, ours)):
+            priced = None
+        costs = priced and priced.name
+        bare = ", without prefill" if priced and not priced.costs.prefill_ms else ""
         predicted = [f"predicted with {costs}{bare}"] if costs and not timed else []
         title = [what, models, arithmetic, words, batch, device, *predicted]
         return SimpleNamespace(
