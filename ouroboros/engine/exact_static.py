@@ -226,8 +226,12 @@ class RowOperators(Operators):
 
     REDUCTIONS = ("mean", "sum", "amax", "var_mean", "linalg_vector_norm")  # of the last axis
     ALLOWED = (
-        *("native_layer_norm", "_fused_rms_norm", "embedding"),
-        *("index", "index_copy_", "_to_copy"),
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "embedding",
+        "index",
+        "index_copy_",
+        "_to_copy",
     )
 
     def refuses(self, func, args: tuple) -> bool:
