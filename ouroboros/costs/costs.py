@@ -130,7 +130,8 @@ class Costs:
         may cost less than a smaller one. A noisy measurement is repeated, and the one with the
         smallest relative spread is used (`about["spread"]`). An engine that pads calls is timed at
         its padded sizes. Contexts too close to the model's limit for a 96-node tree get the costs
-        of the longest context measured. Empties the models' caches.
+        of the longest context measured. On a GPU, also measures the models' bytes and the memory
+        bandwidth. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -163,7 +164,9 @@ class Costs:
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
             reading = timing.time_reading(draft, prompts)
         about = {"measured": "at load", "spread": round(_spread(best), 3)}
-        return cls(surfaces[0], surfaces[1] if draft else None, reading_ms=reading, about=about)
+        floors: dict[str, Any] = timing.floors(models) if target.device.type == "cuda" else {}
+        draft_calls = surfaces[1] if draft else None
+        return cls(surfaces[0], draft_calls, reading_ms=reading, about=about, **floors)
 
     @classmethod
     def measure_grid(
@@ -174,11 +177,9 @@ class Costs:
         are arguments of `timing.time_calls`."""
         from ouroboros.costs import timing
 
-        footprints = dict(zip(("target", "draft"), map(timing.footprint, models), strict=False))
-        bandwidth = timing.copy_bandwidth(models[0].device)
+        floors: dict[str, Any] = timing.floors(models)
         surfaces = timing.time_calls(models, on_visit=on_visit, **grid)
-        draft = surfaces[1] if len(surfaces) > 1 else None
-        return cls(surfaces[0], draft, footprints=footprints, copy_bytes_per_s=bandwidth)
+        return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None, **floors)
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:

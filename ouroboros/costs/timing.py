@@ -153,6 +153,13 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / min(seconds[1:])
 
 
+def floors(models: Sequence[CachedModel]) -> dict[str, object]:
+    """Return what bandwidth floors follow from, as arguments of `Costs`: the `footprints` of a
+    target and an optional draft (`models`, in this order), and `copy_bytes_per_s`."""
+    footprints = dict(zip(("target", "draft"), map(footprint, models), strict=False))
+    return {"footprints": footprints, "copy_bytes_per_s": copy_bandwidth(models[0].device)}
+
+
 def footprint(model: CachedModel) -> Footprint:
     """Return the `Footprint` of a loaded model."""
     held = sum(map(stored_bytes, model.model.parameters()))

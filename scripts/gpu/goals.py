@@ -1,12 +1,12 @@
 """Compare a timed run on a GPU with its goals: measured values, bounds, and whether they are met.
 
-    python scripts/gpu/goals.py results/local/gpu/headline_t*/{pairs,all}
+    python scripts/gpu/goals.py results/local/gpu/headline_t*/run
 
-writes goals.md into each folder. It reads the run, the call times in headline_costs (for runs with
-gains: headline_costs_gains) and, if it exists, costs/kernel_times.json. A goal without a value or a
-bound is not judged; speedups over greedy are judged only if greedy's text repeats little. Nothing
-is judged in a rehearsal (`--rehearsal`) or an unfinished run, if a model fell back to slow calls,
-or without the file `equal`, which shows that texts were compared with greedy's.
+writes goals.md into each folder. It reads the run, its costs.json and, if it exists,
+costs/kernel_times.json two folders up. A goal without a value or a bound is not judged; speedups
+over greedy are judged only if greedy's text repeats little. Nothing is judged in a rehearsal
+(`--rehearsal`) or an unfinished run, if a model fell back to slow calls, or without the file
+`equal`, which shows that texts were compared with greedy's.
 """
 
 from __future__ import annotations
@@ -150,10 +150,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rehearsal", action="store_true", help="judge nothing")
     args = parser.parse_args(words)
     for folder in map(ResultsFolder, args.folders):
-        stage = folder.path.resolve().parent
-        gains = "_gains" if stage.name.endswith("_gains") else ""
-        costs = Costs.load(stage.with_name(f"headline_costs{gains}") / "costs.json")
-        kernel_times = stage.with_name("costs") / "kernel_times.json"
+        costs = Costs.load(folder.path / "costs.json")
+        kernel_times = folder.path.resolve().parents[1] / "costs" / "kernel_times.json"
         idle = json.loads(kernel_times.read_text())["idle_share"] if kernel_times.exists() else None
         run = folder.load_run()
         engines = run["model"]["engines"]

@@ -78,7 +78,7 @@ def test_a_saved_pool_is_loaded(tmp_path, pair):
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]
-QUICK = [TABLES[0], "ablation", "context_length", "gpu_headline_all", "warm_start_other_task"]
+QUICK = [TABLES[0], "ablation", "context_length", "gpu_headline", "warm_start_other_task"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(names("experiment"), quick=QUICK))

@@ -25,6 +25,7 @@ class Clocked:
     def __init__(self, clock: list[float], ms, log: list) -> None:
         self.clock, self.ms, self.log = clock, ms, log
         self.cache = SimpleNamespace(reserve=lambda slots: None, clear=lambda: None)
+        self.device = torch.device("cpu")
 
     def new_sequence(self, cached=()):
         return CachedSequence(list(cached))

@@ -93,16 +93,14 @@ def test_repetitive_text_fails():
 
 
 def test_goals_are_written_again_once_the_idle_share_is_known(tmp_path, monkeypatch):
-    """With each stage's own call times."""
+    """With each run's own call times."""
     monkeypatch.setattr(ResultsFolder, "load_samples", lambda folder: run())
     half = replace(COSTS, copy_bytes_per_s=200_000.0)
     for gains, costs in (("", COSTS), ("_gains", half)):
-        (tmp_path / f"headline_costs{gains}").mkdir()
-        costs.save(tmp_path / f"headline_costs{gains}" / "costs.json")
-        ResultsFolder(tmp_path / f"headline_t08{gains}" / "all").save_run(
-            {"model": {"engines": {}}}, status="finished"
-        )
-    folders = sorted(map(str, tmp_path.glob("headline_t*/all")))
+        folder = tmp_path / f"headline_t08{gains}" / "run"
+        ResultsFolder(folder).save_run({"model": {"engines": {}}}, status="finished")
+        costs.save(folder / "costs.json")
+    folders = sorted(map(str, tmp_path.glob("headline_t*/run")))
 
     def written() -> list[dict[str, str]]:
         main(folders)
@@ -122,10 +120,9 @@ def test_goals_are_written_again_once_the_idle_share_is_known(tmp_path, monkeypa
 @pytest.mark.parametrize(("status", "compared"), [("finished", 1), ("finished", 0), ("running", 1)])
 def test_goals_are_judged_once_the_texts_were_compared(tmp_path, monkeypatch, status, compared):
     monkeypatch.setattr(ResultsFolder, "load_samples", lambda folder: run())
-    (tmp_path / "headline_costs").mkdir()
-    COSTS.save(tmp_path / "headline_costs" / "costs.json")
-    folder = tmp_path / "headline_t08" / "pairs"
+    folder = tmp_path / "headline_t08" / "run"
     ResultsFolder(folder).save_run({"model": {"engines": {}}}, status=status)
+    COSTS.save(folder / "costs.json")
     if compared:
         (folder / "equal").touch()
     main([str(folder)])

@@ -224,7 +224,7 @@ def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature
     for model in (target, draft):
         model.engine = Static(model.model, model.engine.info, model.cache)
         model.engine.graphs = True
-    configs = composed("experiment=gpu_headline_all", "model.standin=null")["decoder"]
+    configs = composed("experiment=gpu_headline", "model.standin=null")["decoder"]
     made = decoder_factories(configs, draft, guard=False)
     task = TextTask("abcab " * 40, "x", "hello hello", max_new=64)
     bench = bench_of((target, draft), task, made, sampling=Sampling(temperature=temperature))
