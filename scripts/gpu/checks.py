@@ -8,9 +8,8 @@ Preflight, before anything is timed: whether both models use captured graphs and
 and, on a GPU, whether a call of one node is as close to its bandwidth floor as goals.py asks (if
 not, costs.sh shows which kernels take the time); OUT/checks.json has the figures.
 Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: the
-text of every decoder, transformers' too, is greedy's up to numeric ties. One line on stderr per
-check; the exit code is 1 if a check failed. `--small` rehearses on a CPU. A check that compared
-nothing fails.
+text of every decoder, transformers' too, is greedy's up to numeric ties. A check that compared
+nothing fails, and the exit code is then 1. stdout has all as JSON. `--small` rehearses on a CPU.
 """
 
 from __future__ import annotations
@@ -142,12 +141,13 @@ def main(words: Sequence[str] | None = None) -> int:
             result = check(*values)
         except Exception as error:
             result = Check(False, {"error": f"{type(error).__name__}: {error}"})
-        verdict = "passed" if result.passed else "FAILED"
-        print(f"{verdict}: {name} {dict(result.figures)}", file=sys.stderr)
+        say = f"{'passed' if result.passed else 'FAILED'}: {name} {dict(result.figures)}"
+        print(say, file=sys.stderr)
         found.append({"name": name, **asdict(result)})
         if before:
             args.folders[0].mkdir(parents=True, exist_ok=True)
             (args.folders[0] / "checks.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps(found))
     return int(not all(check["passed"] for check in found))
 
 

@@ -6,7 +6,7 @@ writes goals.md into each folder. It reads the run, its costs.json and, if it ex
 costs/kernel_times.json two folders up. A goal without a value or a bound is not judged; speedups
 over greedy are judged only if greedy's text repeats little. Nothing is judged in a rehearsal
 (`--rehearsal`) or an unfinished run, if a model fell back to slow calls, or without the file
-`equal`, which shows that texts were compared with greedy's.
+`equal.json`, which shows that texts were compared with greedy's.
 """
 
 from __future__ import annotations
@@ -156,12 +156,11 @@ def main(words: Sequence[str] | None = None) -> None:
         run = folder.load_run()
         engines = run["model"]["engines"]
         fallbacks = [f"{r}: {own['fallback']}" for r, own in engines.items() if own["fallback"]]
-        compared = run["status"] == "finished" and (folder.path / "equal").exists()
+        compared = run["status"] == "finished" and (folder.path / "equal.json").exists()
         judged = compared and not fallbacks and not args.rehearsal
         found = goals(folder.load_samples(), costs, judged=judged, idle=idle)
-        verdicts = {True: "reached", False: "missed", None: "not judged"}
-        if not compared:
-            verdicts[None] += ": the texts were not compared"
+        why = "" if compared else ": the texts were not compared"
+        verdicts = {True: "reached", False: "missed", None: f"not judged{why}"}
         frame = pd.DataFrame(asdict(goal) | {"passed": verdicts[goal.passed]} for goal in found)
         frame["name"] = frame["name"].str.replace("_", " ")
         notes = "".join(f"\n\nNot as it should be measured: {reason}" for reason in fallbacks)

@@ -15,6 +15,6 @@ if [ -n "$GAINS" ]; then
 fi
 SHAPES=$(shapes yi-34b yi-6b) || exit 1
 measure $STAGE/run bench experiment=gpu_headline temperature=$TEMPERATURE $GAINS $SMALL "$SHAPES" &&
-  step $STAGE/run equal "$PYTHON" scripts/gpu/checks.py equal $RESULTS/$STAGE/run &&
+  step $STAGE/run equal.json "$PYTHON" scripts/gpu/checks.py equal $RESULTS/$STAGE/run &&
   step $STAGE/run goals.md "$PYTHON" scripts/gpu/goals.py $RESULTS/$STAGE/run ${REHEARSE:+--rehearsal}
 finish

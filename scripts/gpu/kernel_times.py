@@ -2,9 +2,8 @@
 
     python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
 
-OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls,
-and the share of decoding time in which no graph is replayed. On a CPU there are no graphs: tables
-list operators, and the idle share is null.
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, and the share of
+decoding time in which no graph is replayed (null on a CPU, where tables list operators).
 """
 
 from __future__ import annotations

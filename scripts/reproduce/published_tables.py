@@ -19,6 +19,7 @@ from ouroboros.bench.metrics.intervals import Interval
 
 Table = tuple[pd.DataFrame, list[str]]
 SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # share of prompts slower, smallest speedup
+NEAR_TIES = "{ties} of {compared}, at near ties (scores differ by up to {largest_difference:.2f})"
 NAMES = {
     "ouroboros": "Ouroboros",
     "ours_cold": "Ouroboros (cold)",
@@ -60,12 +61,15 @@ def headline(path: Path) -> Table:
         }
         for name, row in rows
     )
-    differ = []
+    differ, compared = [], path / "equal.json"
     for name, row in rows:
         if row["unequal"]:
             known = row["verdicts"] or {}
             word = "BUG" if "BUG" in known else "numeric ties" if known else "not audited"
             differ.append(f"{title(name)}: {row['unequal']} of {row['samples']}, {word}")
+    if compared.exists():  # by scripts/gpu/checks.py
+        known = json.loads(compared.read_text("utf-8"))[0]["figures"]
+        differ = [NEAR_TIES.format(**known)]
     rates = sorted(r for _, row in rows if (r := row["repetition_rate"]) is not None)
     repeated = dict.fromkeys(f"{100 * rate:.0f}" for rate in (rates[0], rates[-1]))
     return frame, [

@@ -124,7 +124,7 @@ def test_goals_are_judged_once_the_texts_were_compared(tmp_path, monkeypatch, st
     ResultsFolder(folder).save_run({"model": {"engines": {}}}, status=status)
     COSTS.save(folder / "costs.json")
     if compared:
-        (folder / "equal").touch()
+        (folder / "equal.json").touch()
     main([str(folder)])
     text = (folder / "goals.md").read_text()
     judged = compared and status == "finished"
