@@ -381,7 +381,7 @@ class CachedModel(TreeModel):
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; drop its other nodes.
-        Raises `ValueError` if another sequence was scored in between.
+        Raises `ValueError` if another sequence was scored in between, or for any other path.
 
         The token that the model chose after the path is the next root; it is not cached yet.
         """
@@ -391,7 +391,13 @@ class CachedModel(TreeModel):
                 "another sequence was scored in between: accept a path before the next call, or "
                 "score several sequences with score_together"
             )
-        assert tree is not None and path[0] == 0, "score() comes first; paths start at 0"
+        if tree is None or list(path) not in [
+            tree.path_to(node) for node in path[-1:] if node < len(tree)
+        ]:
+            raise ValueError(
+                f"path={list(path)} is no path of the tree last scored: give node indices from the "
+                "root (0) down, once after each score"
+            )
         slots = self.cache if sequence.slots is None else sequence.slots
         slots.keep([sequence.base + node for node in path], sequence.base)
         sequence.tokens += [tree.tokens[node] for node in path]
@@ -407,6 +413,8 @@ class CachedModel(TreeModel):
         `choose` must be context-free (see `TokenSelector`): each choice is fed on the device
         before the host knows it.
         """
+        if count < 1:
+            raise ValueError(f"count is {count}; choose at least 1")
         if sequence.slots is not None:
             return super().roll(sequence, tokens, count, choose)
         logits = self._score_alone(sequence, tokens, TokenTree.chain(tokens[-1], ()))

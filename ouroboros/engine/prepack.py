@@ -48,7 +48,6 @@ DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
 CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
 COMPANY = (2, 5, 8, 17, 64, 256)  # row counts at which a row's result must equal that of one row
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
-FORWARD = nn.Linear.forward  # to notice when the class is patched
 log = logging.getLogger(__name__)
 
 
@@ -183,7 +182,7 @@ class PackedLinear(nn.Linear):
             torch.compiler.is_compiling()
             or not own.faster[bisect(ROWS, rows) - 1]
             or own.of != _state(weight)
-            or nn.Linear.forward is not FORWARD
+            or is_patched()
             or input.dtype != weight.dtype
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
@@ -221,9 +220,9 @@ class PackedWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether a weight or `nn.Linear.forward` has changed, or no layer is packed."""
+        """Whether a weight has changed, linear layers are patched, or no layer is packed."""
         changed = any(own.packed.of != _state(own.weight) for own in self.layers)
-        return not self.layers or changed or nn.Linear.forward is not FORWARD
+        return not self.layers or changed or is_patched()
 
     def drop(self) -> None:
         """Use the plain weights from now on, and drop the packed ones."""
@@ -393,12 +392,18 @@ def _time_both(units: list) -> list[list[float]]:
     return best
 
 
+def is_patched() -> bool:
+    """Return whether `nn.Linear.forward` or `torch.nn.functional.linear` was replaced."""
+    own = getattr(nn.Linear.forward, "__globals__", None) is vars(nn.modules.linear)
+    return not own or nn.functional.linear is not torch._C._nn.linear
+
+
 def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
     """Return whether a module is a linear layer on a CPU that can be packed, and its weight has at
     least `least[dtype]` elements (default: 1)."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
         return False
-    if nn.Linear.forward is not FORWARD:
+    if is_patched():
         return False
     weight: torch.Tensor = module.weight
     if not weight.is_cpu or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):

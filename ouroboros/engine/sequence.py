@@ -89,6 +89,8 @@ class CachedSequence:
         read = len(tokens) - start
         if limit is None or (read - self.held <= limit and read <= max_len):
             return start
+        if limit < 1:
+            raise ValueError(f"prefill_limit is {limit}; choose at least 1, or None")
         return len(tokens) - min(limit, max(1, max_len // 2))
 
     def clear(self) -> None:

@@ -111,8 +111,9 @@ def weights_of(model: torch.nn.Module) -> list[Any]:
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights, for each module: its class, the id
     of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
-    adapters) and, last, the ids of its hooks."""
-    return [
+    adapters) and the ids of its hooks; last, the functions of linear layers, in case they are
+    patched."""
+    modules: list[tuple] = [
         (
             type(own),
             id(own.__dict__.get("forward", type(own).forward)),
@@ -125,6 +126,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
         )
         for own in model.modules()
     ]
+    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear)]
 
 
 def _fact(value: object) -> object:
@@ -157,8 +159,7 @@ def model_state(model: torch.nn.Module) -> tuple:
                 by_kind[weight.device, weight.dtype].append(elements)
         samples = [torch.cat(own).tolist() for own in by_kind.values()]
     writes = [weight._version for weight in weights if not weight.is_inference()]
-    facts = module_facts(model), torch.nn.Linear.forward  # which packed layers may call
-    return weight_addresses(model), writes, samples, facts, shape_of(model)
+    return weight_addresses(model), writes, samples, module_facts(model), shape_of(model)
 
 
 def attention_of(model: Any) -> str:

@@ -229,12 +229,13 @@ def test_a_replaced_forward_of_a_class_is_followed(monkeypatch):
     assert not isinstance(prepacked(copy.deepcopy(ours.model)).engine, Fused)
 
 
-def test_a_patched_linear_class_is_followed(monkeypatch):
+@pytest.mark.parametrize("patched", [(nn.Linear, "forward"), (nn.functional, "linear")], ids=str)
+def test_patched_linear_layers_are_followed(monkeypatch, patched):
     ours, modules = both("llama", **WIDE)
-    packed, plain = prepacked(modules.model, engine="eager"), nn.Linear.forward
+    packed, plain = prepacked(modules.model, engine="eager"), getattr(*patched)
     demanded = CachedModel(copy.deepcopy(ours.model), exact=True)
     before = decode(ours, Greedy(), prompt_of(9), max_new=8).tokens
-    monkeypatch.setattr(nn.Linear, "forward", lambda own, x: -2 * plain(own, x))
+    monkeypatch.setattr(*patched, lambda *args: -2 * plain(*args))
     ids = torch.tensor([prompt_of(9)])
     expected = copy.deepcopy(ours.model).generate(ids, max_new_tokens=8, do_sample=False)[0]
     for model in (ours, packed):

@@ -14,6 +14,7 @@ from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.cache import LayerShape, SlotCache
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 FORK = TokenTree((5, 1, 2, 3, 4, 6), (-1, 0, 1, 0, 3, 1))
@@ -156,6 +157,24 @@ def test_scores_beyond_the_context_or_from_another_root_are_refused():
         cached.score([1, 2, 5], FORK)
     with pytest.raises(ValueError, match=r"root is .* root the tree at tokens"):
         cached.score([1, 2], FORK)
+
+
+def test_paths_counts_and_limits_out_of_range_are_refused():
+    cached = session(llama())
+    cached.score([1, 2, 5], FORK)
+    for path in ([], [1], [0, len(FORK) - 1, 1], [0, 99], [0, -1]):
+        with pytest.raises(ValueError, match=r"is no path of the tree last scored"):
+            cached.accept(path)
+    cached.accept([0])
+    with pytest.raises(ValueError, match="is no path"):
+        cached.accept([0])
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"count is {count}; choose at least 1"):
+            cached.roll([1, 2, 5], count, argmax)
+    for limit in (0, -3):
+        cached.on.prefill_limit = limit
+        with pytest.raises(ValueError, match=f"prefill_limit is {limit}; choose at least 1"):
+            cached.score([1, 2, 5, 4], TokenTree.chain(4, ()))
 
 
 @pytest.mark.parametrize(("rope", "factor"), [("dynamic", 2.0), ("linear", 4.0)])
