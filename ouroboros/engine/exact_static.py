@@ -232,6 +232,7 @@ class RowOperators(Operators):
         "index",
         "index_copy_",
         "_to_copy",
+        "_unsafe_view",  # of products; torch does not mark it as a view
     )
 
     def refuses(self, func, args: tuple) -> bool:
@@ -239,7 +240,7 @@ class RowOperators(Operators):
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         if func.namespace == "ouroboros" or func.is_view or name in self.ALLOWED:
             return False
-        if name == "bmm":  # a rotation's product has one term
+        if name in ("mm", "bmm"):  # rotary angles are products of one term
             return tensors[-2].shape[-1] > 1
         if name in self.REDUCTIONS:
             return list(args[1:2]) not in ([[-1]], [-1])

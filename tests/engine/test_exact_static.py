@@ -257,6 +257,8 @@ def test_the_check_at_load_finds_each_order_that_depends_on_the_rows(exact, monk
         (lambda x: torch.nn.functional.silu(x), False),
         (lambda x: torch.bmm(x, x.mT), True),
         (lambda x: torch.bmm(x[..., :1], x[..., :1].mT), False),
+        (lambda x: x[..., :1] @ x[..., :1].mT, False),  # rotary angles in transformers 5.17
+        (lambda x: x @ x.mT, True),
     ],
 )
 def test_only_operators_that_treat_rows_alike_are_allowed(compute, refused):
