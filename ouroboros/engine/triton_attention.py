@@ -28,6 +28,7 @@ MOST_PARTS = 64  # most ranges that the slots are split into
 HEAD = 6  # entries of a table row before the mask, see `engine.tables`
 SEQUENCES = 64  # most sequences of a captured joint call; each may leave one block partly filled
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTHS = (16, 32, 64, 128, 256)  # of heads
 
 
 def fits(
@@ -45,7 +46,7 @@ def fits(
         and mask.shape[:2] == (1, 1)
         and (mask.is_floating_point() or mask.dtype == torch.int32)
         and width == value.shape[-1]
-        and width in (16, 32, 64, 128, 256)
+        and width in WIDTHS
         and all(part.stride(-1) == 1 for part in (query, key, value, mask))
     )
 
@@ -66,6 +67,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str |
     largest block agrees with torch's attention."""
     if triton is None:
         return "Triton is not installed"
+    if width not in WIDTHS:
+        return f"heads of width {width} are not supported"
     draw = torch.Generator(device).manual_seed(0)
     size = (3, 1, 1, MOST_ROWS, width)
     query, key, value = torch.randn(size, generator=draw, device=device).to(dtype)

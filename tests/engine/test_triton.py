@@ -277,6 +277,8 @@ def test_a_launch_that_fails_is_a_reason(monkeypatch):
     monkeypatch.setattr(triton_attention, "tree_attention", fails)
     found = triton_attention.why_no_kernel(torch.device("cpu"), torch.float32, 32)
     assert found == "out of resource: shared memory"
+    found = triton_attention.why_no_kernel(torch.device("cpu"), torch.float32, 4)
+    assert found == "heads of width 4 are not supported"
 
 
 def compiled(
