@@ -111,8 +111,8 @@ def weights_of(model: torch.nn.Module) -> list[Any]:
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights, for each module: its class, the id
     of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
-    adapters) and the ids of its hooks; last, the functions of linear layers, in case they are
-    patched."""
+    adapters) and, last, the ids of its hooks. One more row has the functions of linear layers, in
+    case they are patched."""
     modules: list[tuple] = [
         (
             type(own),
@@ -126,7 +126,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
         )
         for own in model.modules()
     ]
-    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear)]
+    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, ())]
 
 
 def _fact(value: object) -> object:
