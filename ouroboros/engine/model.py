@@ -118,6 +118,9 @@ class CachedModel(TreeModel):
             self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
         self._attention = attention_of(model)
 
+    def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
+        raise TypeError("a CachedModel cannot be copied or pickled: copy its model, wrap the copy")
+
     @property
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""

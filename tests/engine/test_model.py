@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 
 import pytest
@@ -175,6 +176,12 @@ def test_paths_counts_and_limits_out_of_range_are_refused():
         cached.on.prefill_limit = limit
         with pytest.raises(ValueError, match=f"prefill_limit is {limit}; choose at least 1"):
             cached.score([1, 2, 5, 4], TokenTree.chain(4, ()))
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_wrapper_is_not_copied(way):
+    with pytest.raises(TypeError, match="cannot be copied or pickled: copy its model"):
+        way(CachedModel(llama()))
 
 
 @pytest.mark.parametrize(("rope", "factor"), [("dynamic", 2.0), ("linear", 4.0)])
