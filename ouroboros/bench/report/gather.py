@@ -83,7 +83,8 @@ class Measured:
         cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
         on_gpu = model["device"].startswith("cuda") and machine["gpus"]
         gpu = int(model["device"].partition(":")[2] or 0)
-        device = machine["gpus"][gpu] if on_gpu else cpu
+        device, parallel = machine["gpus"][gpu] if on_gpu else cpu, run.get("parallel")
+        device += f", {parallel['ranks']} processes" if parallel else ""
         status = run.get("status", "finished")
         samples_wanted = run.get("samples_wanted", len(samples))
         priced = self.priced if size == 1 else None  # costs are for calls of a single sequence

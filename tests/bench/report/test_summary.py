@@ -78,6 +78,8 @@ def test_the_title_counts_what_was_measured():
     assert "T=0.8, top_p=0.9, repetition penalty 1.1 · " in title
     long = summarise(measured(config={"context_tokens": 2048})).facts
     assert "toy, 2 prompts padded to 2048 tokens x " in long.title
+    parallel = measured(parallel={"ranks": 2, "bytes_per_step": 9.0}).facts
+    assert parallel.device == f"{whole.device}, 2 processes" and parallel.device in parallel.title
 
 
 @pytest.mark.parametrize(
