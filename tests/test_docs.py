@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 
 import pytest
 from composing import CONF, ROOT, composed, names
@@ -129,3 +130,17 @@ def test_the_readme_is_short_and_its_code_runs(capsys):
     assert text.count("<!-- results: ") == text.count("<!-- end -->") > 0
     exec("\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)), {})
     assert "def mean(values):" in capsys.readouterr().out
+
+
+def test_every_picture_of_a_page_travels_with_the_code():
+    """A clone lacks those that git ignores."""
+    shown = {
+        os.path.normpath(page.parent / name)
+        for page in PAGES
+        for name in re.findall(r"!\[[^]]*\]\(([^):]+)\)", page.read_text())
+    }
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--no-index", *shown], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown and not ignored.stdout
+    assert all(map(os.path.exists, shown))
