@@ -86,6 +86,9 @@ def advise(options: dict) -> tuple[int, dict]:
             if name
         }
         figures = {name: machine[name] for name in ("bandwidth_gb_s", "tflops", "host_ms")}
+        for name, figure in figures.items():
+            if type(figure) not in (int, float, dict, type(None)):
+                raise ValueError(f"machine.{name}={figure}: give a number")
         if machine["tflops"]:  # the roofline takes weights of two bytes
             figures["tflops"] *= dtype.itemsize / 2
         costs = Costs.roofline(pair["target"], pair.get("draft"), **figures)

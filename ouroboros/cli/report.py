@@ -44,6 +44,8 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
     for summary in runs:
         label = summary.label if len(runs) > 1 else ""
         print_summary(summary, label=label, wide=options.wide)
+        for line in summary.notes:
+            print(line.replace("**", ""), file=sys.stderr)
     for name in ("report.html", "summary.json"):
         print(f"{Path(name).stem}: {short_path(out / name)}", file=sys.stderr)
     return 2 if failures else 0, {run.label: run.headline() for run in runs}

@@ -52,6 +52,7 @@ OTHERS = {
         (["costs=epyc", "machine.bandwidth_gb_s=9"], "not both"),
         (["runs=target"], "not a results folder"),
         (["runs=one.jsonl", "costs=epyc", "max_new=8", "seed=1"], "max_new, seed: runs= has"),
+        (["machine.bandwidth_gb_s=fast"], "machine.bandwidth_gb_s=fast: give a number"),
         (["machine.tflops=9"], "give machine.bandwidth_gb_s= too"),
         (["visits=0"], "visits"),
         (["rates=7"], "rates=7: give two shares"),
@@ -61,6 +62,7 @@ OTHERS = {
     ],
     "profile": [
         (["profile.nodes=[]"], "profile.nodes=[]: give a list"),
+        (["profile.nodes=[4,8]"], "profile.nodes=[4, 8] lacks 1"),
         (["profile.contexts=[0]"], "profile.contexts=[0]: give a list of whole"),
         ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
         (["profile.calls=few"], "profile.calls=few: give a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,8 @@ class Measured:
         config, timed = run.get("config", {}), run.get("timing", True)
         size = config.get("batch_size", 1)
         batch = f"batch size {size}" + ", refilled" * (size > 1 and config.get("refill", False))
+        if config.get("parallel"):
+            batch += f", parallel={config['parallel']}"
         length = config.get("context_tokens")
         each = f"prompt{'s' * (wanted != 1)}{f' padded to {length} tokens' if length else ''}"
         what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
@@ -123,11 +126,13 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep).
+    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep),
+    also by symbolic links.
 
     Raises `ValueError` if there is none.
     """
-    found = sorted(one.parent for one in path.rglob(RUN))
+    paths = glob.glob(f"**/{RUN}", root_dir=path, recursive=True, include_hidden=True)
+    found = sorted(Path(path, one).parent for one in paths)
     if not found:
         raise ValueError(f"{path} is not a results folder: no {RUN} in it or below it")
     return found

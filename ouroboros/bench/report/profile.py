@@ -54,6 +54,8 @@ class ProfileOptions:
     def __post_init__(self) -> None:
         for name in ("nodes", "contexts"):
             check_sizes(f"profile.{name}", getattr(self, name))
+        if 1 not in self.nodes:
+            raise ValueError(f"profile.nodes={self.nodes} lacks 1, a call of standard decoding")
         for name in ("visits", "calls"):
             check_whole(f"profile.{name}", getattr(self, name))
 
@@ -99,7 +101,8 @@ def profile(
     assert costs is not None
     record, samples = folder.load_run(), folder.load_samples()
     good = [sample for sample in samples if not sample.error]
-    if any(step.scored for sample in good for step in sample.steps[1:]):
+    timed = any(step.scored for sample in good for step in sample.steps[1:])
+    if timed and record["status"] == "finished":  # a resumed run plans with the same costs
         seen = Costs.of_samples(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
         costs = replace(costs, prefill_tokens=seen.prefill_tokens)

@@ -64,8 +64,8 @@ Say = Callable[[str], object]
 class RunResult:
     """A run's folder, and `bench`, its loaded models and decoders.
 
-    `finished` is False if the run was interrupted. In a parallel run, `first` is True only in the
-    process that scores samples and owns the folder, rank 0.
+    `finished` is False if the run or its audit was interrupted. In a parallel run, `first` is True
+    only in the process that scores samples and owns the folder, rank 0.
     """
 
     folder: ResultsFolder
@@ -160,6 +160,7 @@ def run(
             except (KeyboardInterrupt, Exception) as error:
                 reason = str(error).strip() or type(error).__name__
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
+                finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
 
 

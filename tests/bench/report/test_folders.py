@@ -89,6 +89,21 @@ def test_a_run_and_the_sweep_below_it_are_both_reported(tmp_path):
     assert [path.name for path in jobs] == ["x", "000", "001"]
 
 
+def test_runs_behind_symbolic_links_are_reported(tmp_path):
+    write(tmp_path / "x")
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "one").symlink_to(tmp_path / "x")
+    assert [path.name for path in run_folders(tmp_path / "all")] == ["one"]
+
+
+def test_the_terminal_says_what_is_missing(tmp_path, capsys):
+    bad = replace(FAST[0], error="ValueError: x", new_tokens=(), steps=())
+    write_run(tmp_path / "x", {**RUN, "samples_wanted": 4}, [*GREEDY, bad])
+    assert report(tmp_path / "x") == 0
+    err = capsys.readouterr().err
+    assert "Incomplete: 3 of 4 samples." in err and "fast: 1 failed: ValueError: x" in err
+
+
 def test_two_swept_settings_make_a_table_with_a_row_per_run(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}

@@ -76,6 +76,8 @@ def test_the_title_counts_what_was_measured():
     sampling = {"temperature": 0.8, "top_k": 0, "top_p": 0.9, "repetition_penalty": 1.1}
     title = measured(sampling=sampling).facts.title
     assert "T=0.8, top_p=0.9, repetition penalty 1.1 · " in title
+    shared = measured(config={"parallel": "tree"}).facts
+    assert " · batch size 1, parallel=tree · " in shared.title
     long = summarise(measured(config={"context_tokens": 2048})).facts
     assert "toy, 2 prompts padded to 2048 tokens x " in long.title
     parallel = measured(parallel={"ranks": 2, "bytes_per_step": 9.0}).facts

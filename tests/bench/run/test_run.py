@@ -75,6 +75,18 @@ def test_a_scorer_that_fails_ends_no_run_and_the_audit_scores_later(config, monk
     assert written["score.bleu"]["value"] == 2.0 and written["score.exact_match"]["value"] == 1.0
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("too large")])
+def test_ctrl_c_in_the_audit_is_no_finished_run(config, monkeypatch, error):
+    def stopped(*_, **options):
+        raise error
+
+    monkeypatch.setattr("ouroboros.bench.run.run.audit_run", stopped)
+    lines: list[str] = []
+    result = run(config, say=lines.append)
+    assert result.folder.load_run()["status"] == "finished" and "'ouroboros audit'" in lines[-1]
+    assert result.finished == isinstance(error, ValueError), "a sweep would go on"
+
+
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
     reason="no oneDNN for this processor",
