@@ -43,7 +43,7 @@ SMALL="" FLAGS=""
 if [ -n "${REHEARSE:-}" ]; then
   NODES=[1,8,64,256]
   GRID="profile.visits=1 profile.calls=1"
-  SMALL="rehearsal=cpu model.engine=static threads=1 task.limit=1 max_new=8"
+  SMALL="model.dtype=float32 model.engine=static threads=1 task.path=examples task.limit=1 max_new=8"
   FLAGS=--small
 fi
 

@@ -3,7 +3,8 @@
 # faster (gains.txt lists those that are) and in eager mode; also some kernels and the idle share.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1
-RUN="experiment=gpu_costs model.dtype=bfloat16"
+# positions beyond the pair's limit are only timed
+RUN="model.dtype=bfloat16 +model.options.max_position_embeddings=20480 task.limit=2 decoder=[greedy,speculative,ouroboros]"
 CONTEXTS=[512,2048,4096,8192,16384]
 SOME=[512,4096]
 if [ -n "${REHEARSE:-}" ]; then CONTEXTS=[256,512] SOME=[256]; fi
