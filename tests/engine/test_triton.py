@@ -211,7 +211,11 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
         assert len(found) == 1 + len(triton_products.BLOCKS)
         found["as it is called"] = lambda own=own: triton_products.product(x, weight, scale, own)
         for name, compute in found.items():
-            error = (compute().double() - right).norm() / right.norm()
+            try:
+                error = (compute().double() - right).norm() / right.norm()
+            except triton_products.triton.OutOfResources:  # `product` leaves such a block out
+                assert ON_GPU and dtype == torch.float32, name  # which takes twice the memory
+                continue
             assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
 
 
