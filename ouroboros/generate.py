@@ -24,10 +24,14 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -59,7 +63,7 @@ UNSUPPORTED: dict[str, tuple] = {
 ASSISTANTS = {name for name in FIELDS if "assistant" in name}
 ASSISTANTS |= {"max_matching_ngram_size", "speculation_type", "target_lookbehind", "use_mtp"}
 """Options of transformers' own assisted generation, which have no effect."""
-WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
+WARPERS = {TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper}
 """Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
 """Model inputs that are handled elsewhere or do not change the output."""
@@ -468,7 +472,7 @@ def token_selector(
     transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
     besides `WARPERS`. `batch` has the arguments `padding`, `row`, `copies`, `eos` and
     `prompt_len` of `Processed`."""
-    if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
+    if config.do_sample and all(type(p) in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
     return Processed(choose, processors, vocab=vocab, **batch) if processors else choose

@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process
 
 from ouroboros.select import Ranked, Sampler, TokenSelector, combined_temperature, widened
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
-    [
+    getattr(logits_process, name, None)
+    for name in (
         *("RepetitionPenaltyLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
         *("NoRepeatNGramLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor"),
         *("NoBadWordsLogitsProcessor", "SequenceBiasLogitsProcessor", "LogitNormalization"),
@@ -28,7 +30,7 @@ PURE = frozenset(
         *("ExponentialDecayLengthPenalty", "TemperatureLogitsWarper", "TopKLogitsWarper"),
         *("TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper"),
         *("EpsilonLogitsWarper", "EtaLogitsWarper"),
-    ]
+    )
 )
 """transformers' processors that keep no state: functions of (tokens, row)."""
 
@@ -60,12 +62,12 @@ class Processed(TokenSelector):
         prompt_len: int = 0,
     ) -> None:
         for processor in processors:
-            name = type(processor).__name__
-            if name not in PURE and not getattr(processor, "reads_text_only", False):
+            kind = type(processor)
+            if kind not in PURE and not getattr(processor, "reads_text_only", False):
                 raise ValueError(
-                    f"the logits processor {name} is not supported: it may keep state, which "
-                    "rejected branches would change; remove it or, if its result depends only on "
-                    "the text and the row, set its attribute reads_text_only = True"
+                    f"the logits processor {kind.__name__} is not supported: it may keep state, "
+                    "which rejected branches would change; remove it or, if its result depends "
+                    "only on the text and the row, set its attribute reads_text_only = True"
                 )
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
@@ -169,4 +171,4 @@ def _of_row(
     for name in ("encoder_input_ids", "generated_ngrams"):
         if name in known:
             vars(single).update({name: known[name][prompt : prompt + 1], "batch_size": 1})
-    return single if type(processor).__name__ in PURE else OneRow(single)
+    return single if type(processor) in PURE else OneRow(single)

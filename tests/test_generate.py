@@ -681,6 +681,8 @@ WRONG = [
     ({"num_beams": 3}, "num_beams=3"),
     ({"watermarking_config": {"bias": 2.0}}, "WatermarkLogitsProcessor"),
     ({"logits_processor": [Stateful()]}, "Stateful"),
+    ({"logits_processor": [type("TopKLogitsWarper", (Stateful,), {})()]}, "TopKLogitsWarper"),
+    ({"logits_processor": [type("TopKLogitsWarper", (Stateful,), {})()], **SAMPLING}, "keep state"),
     ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
     ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "on the left only"),
     ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1]])}, "on the left only"),

@@ -9,7 +9,7 @@ import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
-from ouroboros import Ouroboros, OuroborosPaper, TokenTree, decode, generate
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode, generate
 from ouroboros.testing import assert_lossless, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
@@ -44,6 +44,11 @@ class Spoiling(Drafts):
 class Strange(Drafts):
     def propose(self, tokens, budget):
         return TokenTree.chain(tokens[-1], [10**6][: budget - 1])
+
+
+class Negative(Drafts):
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], [-1][: budget - 1])
 
 
 class Endless(Drafts):
@@ -91,6 +96,16 @@ def test_generate_tells_what_is_wrong_with_a_drafter():
     for drafter, reason in cases:
         with pytest.raises(ValueError, match=reason):
             generate(llama(), ids, decoder=drafter, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by kernels, by modules
+def test_a_negative_draft_id_is_refused(dtype):
+    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    model = CachedModel(llama(dtype=dtype, **shape), engine="fused")
+    model.prepack()
+    assert model.exact == (dtype == torch.float32)
+    with pytest.raises(ValueError, match="id -1 is not a token"):
+        decode(model, Negative(), prompt_of(5), max_new=4)
 
 
 def test_greedy_text_of_the_tiny_models_varies():

@@ -41,8 +41,11 @@ class Layout(NamedTuple):
         return cls(base, tokens[:-1], TokenTree.chain(tokens[-1], ()))
 
     def known_ids(self, vocab_size: int) -> list[int]:
-        """Return the ids to feed, with 0 in place of ids beyond the vocabulary."""
+        """Return the ids to feed, with 0 in place of ids beyond the vocabulary. Raises `ValueError`
+        for a negative id."""
         ids = [*self.missing, *self.tree.tokens[self.held :]]
+        if min(ids) < 0:
+            raise ValueError(f"id {min(ids)} is not a token: draft ids of 0 or more")
         return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
     @property
