@@ -86,7 +86,7 @@ def lossless(folder: Path) -> Check:
     failed = sum(row["failed"] for row in decoders.values())
     unequal = {name: row["unequal"] for name, row in decoders.items() if row["unequal"]}
     wrong = verdicts["BUG"] or failed or (dtype == "float32" and unequal)
-    figures = {"verdicts": verdicts, "failed": failed, "unequal": unequal}
+    figures = {"verdicts": dict(verdicts), "failed": failed, "unequal": unequal}
     return Check(bool(verdicts) and not wrong, figures)
 
 

@@ -79,6 +79,7 @@ def test_a_run_is_lossless_without_bugs_failures_and_float32_differences(
     (tmp_path / "run.json").write_text(json.dumps({"model": {"dtype": dtype}}))
     (tmp_path / "summary.json").write_text(json.dumps({"decoders": {"ouroboros": row}}))
     assert lossless(tmp_path).passed is passed
+    assert main(["lossless", str(tmp_path)]) == (not passed)  # which prints the check as JSON
 
 
 @pytest.mark.slow
