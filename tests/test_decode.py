@@ -251,6 +251,16 @@ def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
     assert texts[0] == texts[2] != texts[1] == texts[4] != texts[5]
 
 
+def test_a_prompt_that_was_fed_under_autocast_is_fed_again():
+    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 2}
+    model = llama(dtype=torch.float32, **shape)
+    cached, prompt = CachedModel(model), prompt_of(25, 7)
+    for autocast in (True, False):
+        with torch.autocast("cpu", enabled=autocast):
+            decode(cached, RootOnly(), prompt, max_new=8)
+        assert cached.resident.caught_up == len(prompt) - 1
+
+
 def test_a_model_serves_one_thread_at_a_time(pair):
     model, cached = copy.deepcopy(pair[0]), CachedModel(copy.deepcopy(pair[0]))
     prompt, errors = prompt_of(9), []

@@ -147,7 +147,7 @@ def _fact(value: object) -> object:
 def model_state(model: torch.nn.Module) -> tuple:
     """Return values that change if the model's results may change: the addresses of weights and
     buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), `module_facts` and `shape_of`."""
+    through `weight.data`), `module_facts`, whether autocast is on, and `shape_of`."""
     plain = (torch.nn.Parameter, torch.Tensor)
     weights = [w for w in weights_of(model) if type(w) in plain]
     by_kind = defaultdict(list)
@@ -159,7 +159,13 @@ def model_state(model: torch.nn.Module) -> tuple:
                 by_kind[weight.device, weight.dtype].append(elements)
         samples = [torch.cat(own).tolist() for own in by_kind.values()]
     writes = [weight._version for weight in weights if not weight.is_inference()]
-    return weight_addresses(model), writes, samples, module_facts(model), shape_of(model)
+    facts = module_facts(model), autocasts()
+    return weight_addresses(model), writes, samples, facts, shape_of(model)
+
+
+def autocasts() -> tuple[bool, ...]:
+    """Return whether autocast is on, on CPUs and on GPUs."""
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def attention_of(model: Any) -> str:
@@ -221,16 +227,17 @@ class Static(Eager):
         return self.call(Layout(known, missing, tree, held))
 
     def _follow_weights(self) -> None:
-        """Discard fused weights and graphs if weights were replaced, or modules have changed, since
-        the last sequence. Do not replay graphs while modules have hooks, which may read state."""
-        now = weight_addresses(self.model), module_facts(self.model)
+        """Discard fused weights and graphs if weights were replaced, or modules or autocast have
+        changed, since the last sequence. Do not replay graphs while modules have hooks, which may
+        read state."""
+        now = weight_addresses(self.model), module_facts(self.model), autocasts()
         self.hooked = any(hooks for *_, hooks in now[1])
         if self._followed and now != self._followed:
             self._calls.clear()
             self._memory = None
             if self.compiled is not None:
                 self.compiled = CompiledLayers(self.model, **self.compiled.how)
-                now = weight_addresses(self.model), now[1]
+                now = weight_addresses(self.model), *now[1:]
         self._followed = now
 
     def prepare(self, context: int, rows: int = 1) -> None:
