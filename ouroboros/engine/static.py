@@ -104,7 +104,7 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 def weights_of(model: torch.nn.Module) -> list[Any]:
     """Return the parameters and buffers of all modules (in less time than torch's iterators)."""
     modules = list(model.modules())
-    held = (*(own._parameters for own in modules), *(own._buffers for own in modules))
+    held: list[dict] = [own._parameters for own in modules] + [own._buffers for own in modules]
     return [weight for named in held for weight in named.values() if weight is not None]
 
 
@@ -129,7 +129,7 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
     return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, ())]
 
 
-def _fact(value: object) -> object:
+def _fact(value: Any) -> object:
     """Return a value that changes with an attribute: a plain value itself, a tensor's id and count
     of writes, or a list of these for the items of a list, tuple or dictionary; None for others."""
     kind = type(value)  # isinstance is slow for a config
