@@ -132,8 +132,8 @@ def test_the_readme_is_short_and_its_code_runs(capsys):
     assert "def mean(values):" in capsys.readouterr().out
 
 
-def test_every_picture_of_a_page_travels_with_the_code():
-    """A clone lacks those that git ignores."""
+def test_no_picture_of_a_page_is_ignored_by_git():
+    """Ignored files are missing in a clone."""
     shown = {
         os.path.normpath(page.parent / name)
         for page in PAGES

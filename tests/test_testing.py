@@ -104,7 +104,7 @@ def test_a_negative_draft_id_is_refused(dtype):
     model = CachedModel(llama(dtype=dtype, **shape), engine="fused")
     model.prepack()
     assert model.exact == (dtype == torch.float32)
-    with pytest.raises(ValueError, match="id -1 is not a token"):
+    with pytest.raises(ValueError, match="token id -1 is negative"):
         decode(model, Negative(), prompt_of(5), max_new=4)
 
 

@@ -87,7 +87,8 @@ def advise(options: dict) -> tuple[int, dict]:
         }
         figures = {name: machine[name] for name in ("bandwidth_gb_s", "tflops", "host_ms")}
         for name, figure in figures.items():
-            if type(figure) not in (int, float, dict, type(None)):
+            mapping = [dict] if name == "host_ms" else []
+            if type(figure) not in (int, float, type(None), *mapping):
                 raise ValueError(f"machine.{name}={figure}: give a number")
         if machine["tflops"]:  # the roofline takes weights of two bytes
             figures["tflops"] *= dtype.itemsize / 2

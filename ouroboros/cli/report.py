@@ -45,7 +45,7 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
         label = summary.label if len(runs) > 1 else ""
         print_summary(summary, label=label, wide=options.wide)
         for line in summary.notes:
-            print(line.replace("**", ""), file=sys.stderr)
+            print(f"{label and f'{label}: '}{line}".replace("**", ""), file=sys.stderr)
     for name in ("report.html", "summary.json"):
         print(f"{Path(name).stem}: {short_path(out / name)}", file=sys.stderr)
     return 2 if failures else 0, {run.label: run.headline() for run in runs}

@@ -154,7 +154,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def floors(models: Sequence[CachedModel]) -> dict[str, object]:
-    """Return what bandwidth floors follow from, as arguments of `Costs`: the `footprints` of a
+    """Return the arguments of `Costs` that determine bandwidth floors: the `footprints` of a
     target and an optional draft (`models`, in this order), and `copy_bytes_per_s`."""
     footprints = dict(zip(("target", "draft"), map(footprint, models), strict=False))
     return {"footprints": footprints, "copy_bytes_per_s": copy_bandwidth(models[0].device)}

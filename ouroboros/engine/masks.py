@@ -45,7 +45,7 @@ class Layout(NamedTuple):
         for a negative id."""
         ids = [*self.missing, *self.tree.tokens[self.held :]]
         if min(ids) < 0:
-            raise ValueError(f"id {min(ids)} is not a token: draft ids of 0 or more")
+            raise ValueError(f"token id {min(ids)} is negative: give ids of 0 or more")
         return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
     @property

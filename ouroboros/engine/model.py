@@ -119,7 +119,7 @@ class CachedModel(TreeModel):
         self._attention = attention_of(model)
 
     def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
-        raise TypeError("a CachedModel cannot be copied or pickled: copy its model, wrap the copy")
+        raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
 
     @property
     def exact(self) -> bool:
@@ -384,7 +384,8 @@ class CachedModel(TreeModel):
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; drop its other nodes.
-        Raises `ValueError` if another sequence was scored in between, or for any other path.
+        Raises `ValueError` if another sequence was scored in between, or if `path` is no path of
+        that tree.
 
         The token that the model chose after the path is the next root; it is not cached yet.
         """

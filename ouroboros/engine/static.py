@@ -147,7 +147,7 @@ def _fact(value: Any) -> object:
 def model_state(model: torch.nn.Module) -> tuple:
     """Return values that change if the model's results may change: the addresses of weights and
     buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), `module_facts`, whether autocast is on, and `shape_of`."""
+    through `weight.data`), `module_facts`, autocast's dtype, and `shape_of`."""
     plain = (torch.nn.Parameter, torch.Tensor)
     weights = [w for w in weights_of(model) if type(w) in plain]
     by_kind = defaultdict(list)
@@ -163,9 +163,10 @@ def model_state(model: torch.nn.Module) -> tuple:
     return weight_addresses(model), writes, samples, facts, shape_of(model)
 
 
-def autocasts() -> tuple[bool, ...]:
-    """Return whether autocast is on, on CPUs and on GPUs."""
-    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+def autocasts() -> tuple:
+    """Return autocast's dtype on CPUs and on GPUs, False where it is off."""
+    kinds = ("cpu", "cuda")
+    return tuple(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds)
 
 
 def attention_of(model: Any) -> str:

@@ -9,7 +9,7 @@ and, on a GPU, whether a call of one node is as close to its bandwidth floor as 
 not, costs.sh shows which kernels take the time); OUT/checks.json has the figures.
 Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: the
 text of every decoder, transformers' too, is greedy's up to numeric ties. A check that compared
-nothing fails, and the exit code is then 1. stdout has all as JSON. `--small` rehearses on a CPU.
+nothing fails. If one fails, the exit code is 1. stdout gets JSON. `--small` rehearses on a CPU.
 """
 
 from __future__ import annotations

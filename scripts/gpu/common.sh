@@ -60,13 +60,12 @@ shapes() {
 # names OVERRIDE: the shapes in it, as words
 names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; }
 
-# archive: pack this stage's folder, those in ALSO and the compiled kernels, without files of more
-# than 5 MiB
+# archive: pack this stage's folder and the compiled kernels, without files of more than 5 MiB
 archive() {
   if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
     mkdir -p "$OUT" "$RESULTS/$STAGE"
     env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
-    for part in "$STAGE" ${ALSO:-} compiled; do
+    for part in "$STAGE" compiled; do
       [ -d "$RESULTS/$part" ] || continue
       find "$RESULTS/$part" -type f -size -5242881c -print0 | tar --null -T - -czf "$OUT/$part.tar.gz"
       find "$RESULTS/$part" -type f -size +5242880c -printf 'not in the archive: %p\n' >&2

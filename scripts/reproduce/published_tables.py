@@ -67,7 +67,7 @@ def headline(path: Path) -> Table:
             known = row["verdicts"] or {}
             word = "BUG" if "BUG" in known else "numeric ties" if known else "not audited"
             differ.append(f"{title(name)}: {row['unequal']} of {row['samples']}, {word}")
-    if compared.exists():  # by scripts/gpu/checks.py
+    if differ and compared.exists():  # by scripts/gpu/checks.py
         known = json.loads(compared.read_text("utf-8"))[0]["figures"]
         differ = [NEAR_TIES.format(**known)]
     rates = sorted(r for _, row in rows if (r := row["repetition_rate"]) is not None)

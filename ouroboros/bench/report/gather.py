@@ -126,8 +126,8 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep),
-    also by symbolic links.
+    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep).
+    Symbolic links are followed.
 
     Raises `ValueError` if there is none.
     """

@@ -55,7 +55,7 @@ class ProfileOptions:
         for name in ("nodes", "contexts"):
             check_sizes(f"profile.{name}", getattr(self, name))
         if 1 not in self.nodes:
-            raise ValueError(f"profile.nodes={self.nodes} lacks 1, a call of standard decoding")
+            raise ValueError(f"profile.nodes={self.nodes}: add 1, a call of standard decoding")
         for name in ("visits", "calls"):
             check_whole(f"profile.{name}", getattr(self, name))
 
