@@ -62,7 +62,7 @@ OTHERS = {
     ],
     "profile": [
         (["profile.nodes=[]"], "profile.nodes=[]: give a list"),
-        (["profile.nodes=[4,8]"], "profile.nodes=[4, 8] lacks 1"),
+        (["profile.nodes=[4,8]"], "profile.nodes=[4, 8]: add 1"),
         (["profile.contexts=[0]"], "profile.contexts=[0]: give a list of whole"),
         ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
         (["profile.calls=few"], "profile.calls=few: give a whole number"),
