@@ -17,6 +17,7 @@ from ouroboros import CachedModel
 from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.run import caveats, rebuild, run
@@ -163,6 +164,16 @@ def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
     said = "speculative: these settings are tuned for a CPU"
     lines = [line for line in caveats(config, bench, {"cpu_percent": 0.0}) if said in line]
     assert len(lines) == (device == "cuda" and gamma == 8)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "warned"),
+    [({"top_k": 5}, True), ({"top_p": 0.9}, True), ({"temperature": 0.8, "top_k": 5}, False)],
+)
+def test_options_of_sampling_at_temperature_0_are_told(saved, sampling, warned):
+    lines: list[str] = []
+    run(run_config(saved, sampling=Sampling(**sampling)), say=lines.append)
+    assert any("no effect at temperature=0" in line for line in lines) is warned
 
 
 @pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
