@@ -2,8 +2,8 @@ r"""Save a stand-in for timing: a small trained model (the core) embedded in a m
 sizes of a large one (its shape).
 
     python scripts/save_standin.py --shape cpu-target --out build/target --gguf build/target.gguf
-    ouroboros bench "decoder=[greedy,ouroboros,llama_cpp]" model.target=build/target \
-        model.standin=null decoder.llama_cpp.path=build/target.gguf
+    ouroboros bench "decoder=[greedy,prompt_lookup,llama_cpp]" model.target=build/target \
+        model.standin=null model.dtype=bfloat16 decoder.llama_cpp.path=build/target.gguf
 
 The folder holds an ordinary checkpoint and the core's tokenizer; --gguf also writes the same
 weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since a benchmark

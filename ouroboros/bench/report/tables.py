@@ -33,7 +33,7 @@ CAPTIONS = {
 """The captions of a run's tables, in order, by the names that metrics list in `tables`."""
 NOTES = """\
 [low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
-yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate prompt by prompt."""
+yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate by prompt or batch."""
 
 
 class Table(NamedTuple):

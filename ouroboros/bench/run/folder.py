@@ -8,7 +8,7 @@
     predictions.jsonl   the target's prediction at every node, if the run records them for replays
     trees.jsonl     the draft trees of decoders that estimate node probabilities
     costs.json      the call costs measured with the run, or given to it, if any
-    tokenizer.json.gz   the target's tokenizer, for a report, if the target is an absolute path
+    tokenizer.json.gz   the target's tokenizer, for a report, if the target is a folder
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png    made by the report from the files above

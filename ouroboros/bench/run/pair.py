@@ -135,6 +135,13 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
         else value
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
+    placed = {"device_map", "tp_plan"} & options.keys()
+    if placed and (spec.standin or spec.device):
+        other = "standin" if spec.standin else "device"
+        raise ValueError(
+            f"model.options.{min(placed)} has no effect with model.{other}={getattr(spec, other)}: "
+            f"leave it out (~model.options.{min(placed)}), or give model.{other}=null"
+        )
     source, device = spec.path(role), spec.device_name
     place, gpus = torch.device(device), torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= gpus:
@@ -153,7 +160,7 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
         if not made.exact:
             made.prepack()
     else:  # with a device_map or tp_plan, transformers places the model
-        on = None if {"device_map", "tp_plan"} & options.keys() else device
+        on = None if placed else device
         made = CachedModel.from_pretrained(source, dtype=dtype, device=on, **how, **options)
     if role == "draft":
         made.prefill_limit = spec.draft_context

@@ -113,7 +113,7 @@ def run(
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice))
         if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-        if Path(config.model.target or "").is_absolute():  # run.json keeps only the folder's name
+        if Path(config.model.target or "").is_dir():  # the folder may move
             folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)
@@ -140,7 +140,7 @@ def run(
                         say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
-            say(INTERRUPTED.format(short_path(place)))
+            say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)
         except RankLost:
             folder.save_run(record, status="interrupted")
             raise

@@ -52,6 +52,7 @@ def test_a_folders_own_report(tmp_path):
     assert "**Incomplete**: 5 of 6 samples." in text
     assert "hf_greedy: 1 failed: ValueError: too long" in text
     assert "- speedup: Greedy's seconds per token / the decoder's" in text
+    assert "decoders alternate by prompt or batch" in text
     assert summary.headline()["fast"]["latency_speedup"] == 2.5
 
 

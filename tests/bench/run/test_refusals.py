@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,6 +114,19 @@ def test_damaged_files_of_a_model_are_one_line(saved, name, content, says):
     with pytest.raises(ValueError, match=says) as refusal:
         load_pair(run_config(saved).model, with_draft=False)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["device_map", "tp_plan"])
+@pytest.mark.parametrize(
+    "other", [{"device": "cpu"}, {"standin": dict.fromkeys(("target", "draft"), "x")}]
+)
+def test_models_that_transformers_places_take_no_device_and_no_shape(saved, name, other):
+    """Jobs with a GPU each were spread over all GPUs, and a stand-in was on one."""
+    spec = replace(run_config(saved).model, options={name: "auto"}, **other)
+    with pytest.raises(
+        ValueError, match=rf"model.options.{name} has no effect with model.{min(other)}="
+    ):
+        load_pair(spec, with_draft=False)
 
 
 def test_a_target_is_asked_for_before_a_draft(saved):

@@ -60,6 +60,29 @@ def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path)
         rebuild(folder, {**paths, "max_new": 9})
 
 
+def test_a_target_in_a_relative_folder_keeps_its_tokenizer(config, saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    near = replace(config.model, target="target", draft="draft")
+    own = {
+        name: {**one, "draft": "draft"} if "draft" in one else one
+        for name, one in config.decoder.items()
+    }
+    assert run(replace(config, model=near, decoder=own)).folder.load_tokenizer() is not None
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_interrupted_run_says_how_to_resume(config, monkeypatch, overwrite):
+    """The same command would overwrite its finished samples."""
+
+    def stopped(*_, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ouroboros.bench.run.run.Bench.run", stopped)
+    lines: list[str] = []
+    run(replace(config, overwrite=overwrite), say=lines.append)
+    assert lines[-1].endswith(" to resume" + ", without overwrite" * overwrite)
+
+
 def test_a_scorer_that_fails_ends_no_run_and_the_audit_scores_later(config, monkeypatch):
     monkeypatch.setattr(Prompts, "corpus_scores", lambda self, pairs: 1 / 0, raising=False)
     lines: list[str] = []
