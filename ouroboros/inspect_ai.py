@@ -24,7 +24,7 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
         """inspect's `hf` provider with a decoder of this library. Decoder settings are model
         arguments.
 
-        Completions are generated one at a time, so that each output has its own `time`.
+        Completions are generated one at a time, unless inspect's `max_connections` is given.
         """
 
         def __init__(

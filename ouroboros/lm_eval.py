@@ -11,19 +11,19 @@ numeric ties.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 import ouroboros
 from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import Sample, step_s
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.pair import model_path
 from ouroboros.decoder_factory import decoder_settings
 from ouroboros.engine.model import CachedModel
-from ouroboros.generate import DRAFT_CONTEXT, custom_generate
+from ouroboros.generate import DRAFT_CONTEXT, CustomGenerate
 from ouroboros.model_wrappers import Model
 
 if find_spec("lm_eval") is not None:
@@ -46,14 +46,27 @@ def pop_settings(decoder: str, options: dict) -> dict:
 
 def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
-) -> Callable:
+) -> CustomGenerate:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
     loaded in the model's dtype, on its device. `pop_settings` returns the `settings`."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
         draft.prefill_limit = settings.pop("draft_context", DRAFT_CONTEXT)
-    return custom_generate(draft=draft, decoder=decoder, **settings)
+    return CustomGenerate(draft=draft, decoder=decoder, **settings)
+
+
+class Clock(BaseStreamer):
+    """Records when the prompt and each new token come, in seconds of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Do nothing."""
 
 
 class OuroborosLM(HFLM):
@@ -94,6 +107,7 @@ class OuroborosLM(HFLM):
         for padded, real in zip(context, mask, strict=True):
             prompt = padded[real]
             padding = len(padded) - len(prompt)
+            self.decode.streamer = clock = Clock()
             started = time.perf_counter()
             generated = super()._model_generate(
                 prompt[None],
@@ -116,7 +130,7 @@ class OuroborosLM(HFLM):
                 finish=trace.finish,
                 steps=tuple(trace.steps),
                 wall_s=wall_s,
-                ttft_s=step_s(trace.steps[0]),
+                ttft_s=clock.times[1] - started,
             )
             self.samples.append(sample)
             rows.append(torch.cat([padded[:padding], generated.sequences[0]]))

@@ -803,3 +803,9 @@ def test_the_hubs_folder_works_through_transformers_itself(models, tmp_path, mon
     assert out[0].tolist() == expected
     with pytest.raises(ValueError, match="num_beams=3"):
         target.generate(IDS, num_beams=3, **HUB)
+    given, module = [], sys.modules["ouroboros.generate"]
+    made = module.CustomGenerate
+    monkeypatch.setattr(module, "CustomGenerate", lambda **own: given.append(own) or made(**own))
+    options = {"threshold": None, "draft_context": None, "max_new_tokens": 1, **HUB}
+    target.generate(IDS, decoder="suffix_hybrid", assistant_model=draft, **options)
+    assert given[0]["threshold"] is None and given[0]["draft_context"] is None

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
+from ouroboros.bench.metrics.sample import step_s  # noqa: E402
 from ouroboros.lm_eval import OuroborosLM  # noqa: E402
 
 STOPS = ["\nclass", "turn s"]  # the second one ends in the middle of a token
@@ -72,6 +73,9 @@ def test_completions_are_those_of_hf(evaluate, plain, decoder):
     found = config["ouroboros"]
     assert found["decoder"] == decoder and found["completions"] == len(texts)
     assert found["output_throughput"] > 0 and found["ttft_ms"] > 0
+    for sample in model.samples:  # the call's preparation counts too
+        after = sum(map(step_s, sample.steps[1:]))
+        assert step_s(sample.steps[0]) < sample.ttft_s < sample.wall_s - after
     calls = found["target_forwards_per_token"]
     assert calls == 1 if decoder == "greedy" else calls < 1
     assert config["model_num_parameters"] > 1e6, "what hf tells is still there"
