@@ -69,7 +69,7 @@ class Window:
         """
         if not self.rows:
             return []
-        fresh = [chosen[node] for node in self._last]
+        fresh = [max(0, chosen[node]) for node in self._last]  # -1: no id may follow
         if len(self.rows) < self.height:
             self.rows = [[*row[1:]] for row in [*self.rows, fresh]]
             self.rows[0][0] = following

@@ -126,7 +126,7 @@ class PhrasePool:
         context.
         """
         kept = tuple(phrase[: self.phrase_len])
-        if not kept:
+        if not kept or min(kept) < 0:  # -1: the target had no distribution there
             return
         phrases = self._phrases.setdefault(key, {})
         known = phrases.pop(kept, ())
