@@ -99,6 +99,10 @@ class RootOnly:
         """Do nothing."""
 
 
+class NoDistribution(ValueError):
+    """Raised if there is no distribution to sample the next token from."""
+
+
 class StepRecorder:
     """Measures the counts and seconds of one step, from construction to `finish`."""
 
@@ -209,7 +213,7 @@ class Decoding:
                 del new[end:]
                 break
         if new[-1] == NO_CHOICE:
-            raise ValueError(
+            raise NoDistribution(
                 f"there is no distribution to sample token {len(self.trace.tokens) + len(new) - 1} "
                 "from: the model's logits contain NaN or infinity, or processors exclude every id"
             )

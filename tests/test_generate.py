@@ -310,8 +310,8 @@ def test_a_draft_after_which_no_id_is_left_is_no_error(models, decoder):
     """A window's guesses and rejected phrases may be forbidden texts."""
     own = {"draft": models[2]} if decoder == "ouroboros_paper" else {}
     rule = {"prefix_allowed_tokens_fn": lambda row, ids: [3, 5, 7, 9], "suppress_tokens": [0]}
-    rule |= {"do_sample": True, "max_new_tokens": 20}
-    for seed in range(3):
+    rule |= {"do_sample": True, "max_new_tokens": 20, "eos_token_id": [5, 9]}
+    for seed in range(8):
         expected = generate(models[1], IDS, decoder="greedy", seed=seed, **rule)
         found = generate(models[1], IDS, decoder=decoder, window_size=4, seed=seed, **own, **rule)
         assert torch.equal(found, expected)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ouroboros.calls import Steps
-from ouroboros.decode import Decoding
+from ouroboros.decode import Decoding, NoDistribution
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool, check_range
 from ouroboros.engine.model import CachedModel
@@ -111,7 +111,10 @@ class OuroborosPaper:
             choose=self._choose,
         )
         while drafting.left > 0 and len(sources) < self.gamma:
-            record = yield from drafting.step()
+            try:
+                record = yield from drafting.step()
+            except NoDistribution:  # the draft ends there
+                break
             sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
         tree = TreeBuilder(tokens[-1])
         tree.graft([drafting.trace.new_tokens])
