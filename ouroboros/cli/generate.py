@@ -43,7 +43,6 @@ DRAFTED = {
 }
 """The colours of draft tokens, by source."""
 CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
-SAMPLED = re.compile(r"\+*(seed|top_k|top_p|min_p)=")
 GAP = 3  # columns between two texts
 Piece = tuple[str, str]
 """A piece of text and the source of its last token: one of `StepRecord.sources`, or "given"."""
@@ -99,10 +98,8 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
     """Decode the prompt (with --race also greedily), and show the texts as they grow; return the
     exit code and None (no JSON document)."""
     config = RunConfig.from_mapping(generate_config(options))
-    drawn = [one for one in options.overrides if SAMPLED.match(one)]
-    drawn += ["--seed"] if options.seed is not None else []
-    if drawn and not config.sampling.temperature:
-        names = ", ".join(drawn)
+    if unused := config.sampling.without_effect:
+        names = " and ".join(unused)
         print(f"warning: {names} has no effect without --temperature above 0", file=sys.stderr)
     torch.set_num_threads(config.threads or torch.get_num_threads())
     console, prompt = Console(highlight=False), (options.prompt, "given")

@@ -109,6 +109,14 @@ def test_a_probe_covers_a_pair_within_its_limit(clocked):
     assert list(far.ms) == list(far.spread_ms) == [1000, target.max_len], "to the last position"
 
 
+def test_a_probe_of_a_gpu_knows_its_floors(clocked, monkeypatch):
+    (target,), _, _ = clocked(lambda n, c: 1.0)
+    monkeypatch.setattr(timing, "floors", lambda models: {"copy_bytes_per_s": 5.0})
+    assert Costs.measure(target).copy_bytes_per_s is None
+    target.device = torch.device("cuda")
+    assert Costs.measure(target).copy_bytes_per_s == 5.0
+
+
 @pytest.mark.parametrize(("ms", "rounds"), [(1, 5), (110, 3), (300, 1), (3000, 1)])
 def test_a_probe_of_slow_calls_has_fewer_rounds(clocked, ms, rounds):
     (target,), _, log = clocked(lambda n, c: ms)

@@ -61,6 +61,12 @@ class Sampling:
             if not number or not low <= value <= high:
                 raise ValueError(f"{name}={value}: give a number {words}")
 
+    @property
+    def without_effect(self) -> list[str]:
+        """The options that are set although the temperature is 0, where they have no effect."""
+        drawn = () if self.temperature else ("seed", "top_k", "top_p", "min_p")
+        return [name for name in drawn if getattr(self, name) != getattr(Sampling, name)]
+
     def choose(self, example: str, repeat: int, *, vocab: int) -> TokenSelector:
         """Return the token selector for a repeat of the example with this id; `vocab` is the
         target's vocabulary size."""

@@ -270,9 +270,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     planned = any(needs_draft(own) and wants_costs(own) for own in config.decoder.values())
     if planned and bench.costs is not None and bench.costs.draft is None:
         yield "the costs have no draft calls: decoders plan them at the price of target calls"
-    sampling = config.sampling
-    if not sampling.temperature and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
-        yield "top_k, top_p and min_p have no effect at temperature=0"
+    if unused := config.sampling.without_effect:
+        yield f"at temperature=0 {' and '.join(unused)} has no effect"
     if config.repeats > 1 and (warm := carried_pools(config)):
         yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
     tuned = [
