@@ -18,13 +18,14 @@ LOGS=${LOGS:-results/local/logs}
 FAILED=()
 
 measure() {
-  local folder=$RESULTS/$1 unaudited=
+  local folder=$RESULTS/$1
   shift
-  if [[ " $* " = *" audit=all "* ]] && [ ! -e "$folder/audit.jsonl" ]; then unaudited=1; fi
   # shellcheck disable=SC2086
-  if [ -z "${DRY:-}$unaudited" ] && grep -qs '"status": "finished"' "$folder/run.json"; then
+  if [ -z "${DRY:-}" ] && grep -qs '"status": "finished"' "$folder/run.json"; then
     if [ "$1" = bench ] && [ ! -e "$folder/summary.md" ]; then # killed before its report
       run "$folder" summary.md "$PYTHON" -m ouroboros report --remake "$folder"
+    elif [[ " $* " = *" audit=all "* ]] && [ ! -e "$folder/audit.jsonl" ]; then # killed in its audit
+      run "$folder" audit.jsonl "$PYTHON" -m ouroboros audit "$folder"
     else
       say "$folder" "finished before"
     fi

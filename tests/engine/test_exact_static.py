@@ -259,6 +259,8 @@ def test_the_check_at_load_finds_each_order_that_depends_on_the_rows(exact, monk
         (lambda x: torch.bmm(x[..., :1], x[..., :1].mT), False),
         (lambda x: x[..., :1] @ x[..., :1].mT, False),  # rotary angles in transformers 5.17
         (lambda x: x @ x.mT, True),
+        (lambda x: x[0, :, :1] @ x[0, :, :1].T, False),
+        (lambda x: x[0] @ x[0].T, True),
     ],
 )
 def test_only_operators_that_treat_rows_alike_are_allowed(compute, refused):

@@ -93,6 +93,13 @@ def test_a_run_that_was_killed_before_its_report_gets_one(run, tmp_path):
     assert (code, asked) == (0, ["--remake results/one"])
 
 
+def test_a_run_that_was_killed_in_its_audit_gets_one(run, tmp_path):
+    run()
+    script = tmp_path / "script.sh"
+    script.write_text(script.read_text().replace("limit=2", "limit=2 audit=all"))
+    assert [run()[1] for _ in range(2)] == [["results/two"], []]
+
+
 def test_extra_options_and_a_results_folder_are_added(run):
     _, asked, _ = run(EXTRA="max_new=4", RESULTS="elsewhere")
     assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
