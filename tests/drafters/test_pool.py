@@ -77,6 +77,13 @@ def test_pool_does_what_a_naive_list_does(phrase_len, per_key, actions):
     assert sorted(pool) == sorted(entry[:2] for entry in naive.entries)
 
 
+def test_a_phrase_with_a_token_that_was_not_drawn_is_left_out():
+    pool = PhrasePool(phrase_len=3, per_key=4)
+    pool.add(1, [2, -1, 3])
+    pool.add(1, [2, 3, 4, -1])
+    assert list(pool) == [(1, (2, 3, 4))]
+
+
 @given(text, st.integers(0, 12), st.integers(1, 3))
 def test_add_text_adds_each_new_phrase_once(tokens, start, length):
     pool, naive = PhrasePool(phrase_len=length, per_key=3), NaivePool(length, 3)
