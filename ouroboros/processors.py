@@ -99,13 +99,20 @@ class Processed(TokenSelector):
         text = [*self.padding, *tokens]
         for constraint in self._constraints:
             constraint.start(len(text))
-        for among in by_depth.values():
+        followed = text  # the text that greedy decoding goes through
+        for _, among in sorted(by_depth.items()):
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)
             for own in self._encoder:  # transformers 5.17 processes as many rows as these have
                 own.encoder_input_ids = own.encoder_input_ids[:1].expand(len(among), -1)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
+            if self._constraints and self.temperature == 0 and followed in texts:
+                best, token = out[among[texts.index(followed)]].max(-1)
+                if best == -torch.inf:  # as in transformers, the text goes on with this token
+                    for constraint in self._constraints:
+                        constraint.answers[tuple(followed)] = [int(token)]
+                followed = [*followed, int(token)]
         return out[:, :width]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:

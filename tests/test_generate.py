@@ -295,6 +295,26 @@ def test_a_constraint_is_asked_about_allowed_texts_only(models, door):
         assert run(door, target, IDS, draft=draft, decoder=decoder, **options).tolist() == expected
 
 
+@both_doors
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_text_goes_on_after_every_id_was_excluded(models, door, decoder):
+    """Greedily transformers goes on with id 0, which the function forbids, and asks it again."""
+    model, target, draft = models
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        last = int(ids[-1])
+        return [5, 6, 7] if last == 0 else [3, 4, 12] if last % 2 else [5, 9, 12]
+
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 24}
+    for excluded in (range(9, 13), range(3, 8), range(4, 13)):
+        rule = {**options, "suppress_tokens": [*excluded], "no_repeat_ngram_size": 2}
+        expected = hf(model, **rule)
+        assert 0 in expected[0][6:]
+        for own in (draft, target):
+            found = run(door, target, IDS, draft=own, decoder=decoder, **rule)
+            assert found.tolist() == expected
+
+
 def test_a_constraint_is_never_asked_what_follows_the_end():
     constraint = Constraint(lambda row, ids: [5, 9] if 9 not in ids else [], 0, frozenset({9}), 1)
     constraint.start(1)
