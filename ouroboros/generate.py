@@ -63,6 +63,9 @@ UNSUPPORTED: dict[str, tuple] = {
 ASSISTANTS = {name for name in FIELDS if "assistant" in name}
 ASSISTANTS |= {"max_matching_ngram_size", "speculation_type", "target_lookbehind", "use_mtp"}
 """Options of transformers' own assisted generation, which have no effect."""
+MEMORY = {"prefill_chunk_size", "max_cache_len", "cache_config", "low_memory"}
+MEMORY |= {"compile_config", "disable_compile"}
+"""Options of transformers' own caches and compilation, which have no effect."""
 WARPERS = {TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper}
 """Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
@@ -304,6 +307,8 @@ class CustomGenerate:
             raise ValueError(
                 "adapter_names for several rows is not supported: call generate for each row"
             )
+        for name in sorted(name for name in MEMORY if getattr(config, name, None)):
+            log.warning(f"{name} has no effect: this library has a cache and engine of its own")
         if self.seed is not None and not config.do_sample:
             log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)

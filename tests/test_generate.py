@@ -408,8 +408,9 @@ def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
 
 
 @both_doors
-def test_a_seed_without_sampling_is_a_warning(models, door, caplog):
-    run(door, models[0], IDS, seed=3, max_new_tokens=2)
+def test_options_without_effect_are_a_warning(models, door, caplog):
+    run(door, models[0], IDS, seed=3, max_new_tokens=2, prefill_chunk_size=4)
+    assert "prefill_chunk_size has no effect" in caplog.text
     assert "seed=3 has no effect without do_sample=True" in caplog.text
     caplog.clear()
     run(door, models[0], IDS, seed=3, max_new_tokens=2, do_sample=True)

@@ -33,6 +33,7 @@ from torch import nn
 
 from ouroboros.engine.cpu_intrinsics import COLUMNS, can_multiply
 from ouroboros.engine.cpu_kernels import kernels
+from ouroboros.engine.static import active_modes
 
 ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
 HINT = 4  # rows that the layout is optimised for; optimising for fewer gains nothing
@@ -220,7 +221,7 @@ class PackedWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether a weight has changed, linear layers are patched, or no layer is packed."""
+        """Whether a weight has changed, `is_patched()`, or no layer is packed."""
         changed = any(own.packed.of != _state(own.weight) for own in self.layers)
         return not self.layers or changed or is_patched()
 
@@ -393,9 +394,10 @@ def _time_both(units: list) -> list[list[float]]:
 
 
 def is_patched() -> bool:
-    """Return whether `nn.Linear.forward` or `torch.nn.functional.linear` was replaced."""
+    """Return whether `nn.Linear.forward` or `torch.nn.functional.linear` was replaced, or a torch
+    mode that must see each operator is active."""
     own = getattr(nn.Linear.forward, "__globals__", None) is vars(nn.modules.linear)
-    return not own or nn.functional.linear is not torch._C._nn.linear
+    return not own or nn.functional.linear is not torch._C._nn.linear or bool(active_modes())
 
 
 def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:

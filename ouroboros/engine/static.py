@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME
@@ -111,8 +114,8 @@ def weights_of(model: torch.nn.Module) -> list[Any]:
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights, for each module: its class, the id
     of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
-    adapters) and, last, the ids of its hooks. One more row has the functions of linear layers, in
-    case they are patched."""
+    adapters) and, last, its hooks. One more row has the functions of linear layers, in case they
+    are patched, and `active_modes()` as hooks."""
     modules: list[tuple] = [
         (
             type(own),
@@ -126,7 +129,15 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
         )
         for own in model.modules()
     ]
-    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, ())]
+    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, active_modes())]
+
+
+def active_modes() -> tuple:
+    """Return the active dispatch and function modes, such as a counter of operations, without
+    `torch.device`, which changes no call, and this library's own."""
+    modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
+    own = DeviceContext.__module__, "ouroboros.engine.exact"
+    return tuple(mode for mode in modes if type(mode).__module__ not in own)
 
 
 def _fact(value: Any) -> object:

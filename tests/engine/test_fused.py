@@ -12,6 +12,8 @@ from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy
 from tiny import VOCAB, build, llama, mostly_slow, prompt_of, random_tree
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from ouroboros import CachedModel, decode, generate
 from ouroboros.engine import fused, prepack
@@ -247,6 +249,35 @@ def test_patched_linear_layers_are_followed(monkeypatch, patched):
         decode(demanded, Greedy(), prompt_of(9), max_new=8)
     with pytest.raises(ValueError, match=r"nn\.Linear was patched"):
         make_exact(ours.model, ours._info)
+
+
+class Negated(TorchFunctionMode):
+    """Changes each linear layer's result."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        return -2 * out if function is nn.functional.linear else out
+
+
+def test_a_torch_mode_sees_the_operators_of_each_call():
+    ours, modules = both("llama", **WIDE)
+    packed = prepacked(modules.model, engine="eager")
+    prompt, plain = prompt_of(9), copy.deepcopy(ours.model)
+    before = decode(ours, Greedy(), prompt, max_new=8).tokens
+    counted = []
+    for model in (ours, packed, CachedModel(plain)):
+        model.empty()
+        with FlopCounterMode(display=False) as counter:
+            assert decode(model, Greedy(), prompt, max_new=8).tokens == before
+        counted.append(counter.get_total_flops())
+        with Negated():
+            expected = copy.deepcopy(plain).generate(torch.tensor([prompt]), max_new_tokens=8)
+            assert decode(model, Greedy(), prompt, max_new=8).tokens == expected[0].tolist()
+        assert expected[0].tolist() != before
+    assert counted[0] == counted[1] == counted[2]
+    with torch.device("cpu"):
+        assert decode(ours, Greedy(), prompt, max_new=8).tokens == before
+    assert ours.engine.fresh
 
 
 @pytest.mark.parametrize("change", ["an epsilon", "the angles", "a norm's class"])

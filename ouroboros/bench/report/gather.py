@@ -118,6 +118,7 @@ class Measured:
             status=status,
             resumed=run.get("resumed", 0),
             pools_restored="carried_pools" in run,
+            pools_of_these_prompts=run.get("pools_of_these_prompts", []),
             timed=timed,
             costs=costs,
             draft_cost=model.get("draft_cost"),

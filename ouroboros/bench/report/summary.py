@@ -83,6 +83,8 @@ class Summary:
             found.append(
                 f"Counts only: other jobs may have shared the device, no time is shown{predicted}."
             )
+        if known := facts.pools_of_these_prompts:
+            found.append(f"The pools of {', '.join(known)} held completions of these prompts.")
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:

@@ -274,6 +274,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         yield f"at temperature=0 {' and '.join(unused)} has no effect"
     if config.repeats > 1 and (warm := carried_pools(config)):
         yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
+    if same := pools_of(config, bench.examples):
+        yield f"the pools of {', '.join(same)} hold completions of these prompts"
     tuned = [
         name
         for name in FOR_A_CPU & config.decoder.keys()
@@ -294,6 +296,16 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
 def carried_pools(config: RunConfig) -> list[str]:
     """Return the names of the decoders that keep their phrases for the whole run."""
     return [name for name, own in config.decoder.items() if "task" in own.values()]
+
+
+def pools_of(config: RunConfig, examples: Sequence[Example]) -> list[str]:
+    """Return the names of the decoders that load the pool of a run of some of these prompts."""
+    ids, found = {example.id for example in examples}, []
+    for name, own in config.decoder.items():
+        if pool := own.get("pool"):
+            samples = ResultsFolder(Path(str(pool)).parent).load_samples()
+            found += [name] * (not ids.isdisjoint(sample.example for sample in samples))
+    return found
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -329,6 +341,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "carried_pools": carried_pools(config),
+        "pools_of_these_prompts": pools_of(config, bench.examples),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         **{name: getattr(config, name) for name in ("repeats", "timing", "published")},

@@ -15,6 +15,8 @@ from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
 
 from ouroboros import CachedModel
+from ouroboros.bench.report import gather
+from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
@@ -23,6 +25,7 @@ from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.run import caveats, rebuild, run
 from ouroboros.bench.tasks import sandbox
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.decoder_factory import decoder_config
 
 
@@ -174,7 +177,7 @@ def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
     own = {**decoder_config("speculative"), "draft": "x", "gamma": gamma}
     config = run_config(saved, decoder={"speculative": own})
     target = SimpleNamespace(device=torch.device(device))
-    bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], target=target)
+    bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], target=target, examples=[])
     said = "speculative: these settings are tuned for a CPU"
     lines = [line for line in caveats(config, bench, {"cpu_percent": 0.0}) if said in line]
     assert len(lines) == (device == "cuda" and gamma == 8)
@@ -196,6 +199,22 @@ def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeat
     lines: list[str] = []
     run(run_config(saved, repeats=repeats, decoder={"kept": kept}), say=lines.append)
     assert any("repeats of kept also draft from" in line for line in lines) is warned
+
+
+@pytest.mark.parametrize(("task", "warned"), [("prompts", True), ("gsm8k", False)])
+def test_a_pool_from_a_run_of_the_same_prompts_is_a_warning(saved, task, warned):
+    kept = {"_target_": "ouroboros.Ouroboros", "draft": None, "pool_state": "task"}
+    drafted = {"task": TaskSpec(task, {"path": "examples"}, limit=1), "decoder": {"kept": kept}}
+    pool = (
+        run(run_config(saved, **drafted, results_dir=str(saved / "warm"))).folder.path
+        / "pool-kept.json"
+    )
+    lines: list[str] = []
+    loaded = {"kept": {**kept, "pool_state": "loaded", "pool": str(pool)}}
+    made = run(run_config(saved, decoder=loaded), say=lines.append)
+    assert ("the pools of kept hold completions of these prompts" in lines) is warned
+    noted = summarise(gather.load(made.folder.path)).notes
+    assert ("The pools of kept held completions of these prompts." in noted) is warned
 
 
 DAMAGE = [
