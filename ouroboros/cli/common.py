@@ -46,7 +46,11 @@ def plain(cfg: DictConfig) -> dict:
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     decoders = config.get("decoder") or {}
-    absent = [name for name, own in decoders.items() if own and "_target_" not in own]
+    absent = [
+        name
+        for name, own in decoders.items()
+        if own and not (isinstance(own, dict) and "_target_" in own)
+    ]
     for name in absent:
         if not (FOLDER / "decoder" / f"{name}.yaml").exists():
             raise ValueError(unknown_config("decoder", name))

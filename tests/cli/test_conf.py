@@ -114,6 +114,8 @@ def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
     assert not capsys.readouterr().err
     with pytest.raises(ValueError, match=r"there is no decoder 'lookahed' .did you mean lookahead"):
         common.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
+    with pytest.raises(ValueError, match=r"there is no decoder 'foo'"):
+        common.composed(["+decoder.foo=1"])
 
 
 def test_the_published_settings():
