@@ -194,12 +194,18 @@ class CachedModel(TreeModel):
         fused = fuse(model, info, cache, **how) if self._fusible else None
         if fused is not None:
             self.engine, self.packed = fused, fused.packed
-        elif self._demanded and info.device.type == "cuda":
-            self.engine, self.engine_reason = make_exact_static(model, info, cache)
         elif self._demanded:
-            self.engine = exact = Exact(model, info, cache)
-            self.packed = exact.packed = make_exact(model, info)
-            check_exact(exact)
+            attention = attention_of(model)
+            try:
+                if info.device.type == "cuda":
+                    self.engine, self.engine_reason = make_exact_static(model, info, cache)
+                else:
+                    self.engine = exact = Exact(model, info, cache)
+                    self.packed = exact.packed = make_exact(model, info)
+                    check_exact(exact)
+            except ValueError:
+                model.set_attn_implementation(attention)  # exact attention may not suit the model
+                raise
         else:
             self.packed = prepack_linears(model)
             if isinstance(self.engine, Fused):

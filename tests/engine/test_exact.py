@@ -202,8 +202,11 @@ def test_long_contexts_and_many_rows_are_exact() -> None:
 )
 def test_models_that_cannot_be_exact_are_refused_by_name(name, reason) -> None:
     model = build(config_of(name, SUPPORTED[name]), dtype=torch.float32)
+    ids = torch.tensor([prompt_of(9)])
+    plain = model(ids).logits
     with pytest.raises(ValueError, match=reason):
         CachedModel(model, exact=True)
+    assert torch.allclose(model(ids).logits, plain, atol=1e-4)  # gpt_oss would lose its sinks
 
 
 def test_other_dtypes_are_refused() -> None:
