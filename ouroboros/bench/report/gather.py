@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +57,9 @@ class Measured:
         if config.get("parallel"):
             batch += f", parallel={config['parallel']}"
         length = config.get("context_tokens")
-        each = f"prompt{'s' * (wanted != 1)}{f' padded to {length} tokens' if length else ''}"
+        more = " or more" * any(s.prompt_tokens > 1.1 * (length or math.inf) for s in samples)
+        padded = f" padded to {length} tokens{more}" if length else ""
+        each = f"prompt{'s' * (wanted != 1)}{padded}"
         what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
 
         pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")

@@ -270,6 +270,11 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     planned = any(needs_draft(own) and wants_costs(own) for own in config.decoder.values())
     if planned and bench.costs is not None and bench.costs.draft is None:
         yield "the costs have no draft calls: decoders plan them at the price of target calls"
+    count, task = len(bench.examples), config.task
+    if config.batch_size > max(1, count):
+        yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
+    if task.limit and sum(not example.follows for example in bench.examples) < task.limit:
+        yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {count}"
     if unused := config.sampling.without_effect:
         yield f"at temperature=0 {' and '.join(unused)} has no effect"
     if config.repeats > 1 and (warm := carried_pools(config)):

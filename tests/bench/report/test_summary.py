@@ -81,6 +81,9 @@ def test_the_title_counts_what_was_measured():
     assert " · batch size 1, parallel=tree · " in shared.title
     long = summarise(measured(config={"context_tokens": 2048})).facts
     assert "toy, 2 prompts padded to 2048 tokens x " in long.title
+    longer = [replace(one, prompt_tokens=2400) for one in GREEDY]
+    long = measured(longer, config={"context_tokens": 2048}).facts
+    assert "toy, 2 prompts padded to 2048 tokens or more x " in long.title
     parallel = measured(parallel={"ranks": 2, "bytes_per_step": 9.0}).facts
     assert parallel.device == f"{whole.device}, 2 processes" and parallel.device in parallel.title
 

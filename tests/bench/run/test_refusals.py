@@ -193,6 +193,21 @@ def test_options_of_sampling_at_temperature_0_are_told(saved, sampling, warned):
     assert any(line.endswith(" has no effect") for line in lines) is warned
 
 
+@pytest.mark.parametrize(
+    ("limit", "batch_size", "said"),
+    [
+        (2, 2, []),
+        (3, 2, ["task.limit=3, but with task.stride=2 there are only 2"]),
+        (2, 4, ["batch_size=4, but at most 2 prompts are decoded together"]),
+    ],
+)
+def test_options_that_ask_for_more_prompts_than_there_are_are_told(saved, limit, batch_size, said):
+    lines: list[str] = []
+    task = TaskSpec("prompts", {"path": "examples"}, limit=limit, stride=2)
+    run(run_config(saved, task=task, batch_size=batch_size), say=lines.append)
+    assert [line for line in lines if ", but " in line] == said
+
+
 @pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
 def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeats, warned):
     kept = {"_target_": "ouroboros.baselines.SuffixDecoding", "max_tokens": 4, "state": "task"}
