@@ -18,7 +18,7 @@ from typing import ClassVar
 import yaml
 
 from ouroboros import conf
-from ouroboros.bench.tasks.sandbox import verdict
+from ouroboros.bench.tasks.sandbox import check_sandbox, verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
@@ -169,9 +169,11 @@ class CodeTask(DatasetTask):
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} if code may not be executed."""
+        """Return {"passed": 1.0 or 0.0}, or {} if code may not be executed. Raises `ValueError` if
+        programs cannot be judged here."""
         if not self.execute_code:
             return {}
+        check_sandbox(self.timeout_s, self.memory_mib)
         stop, fenced = self.stop or self.templates["plain"].stop, self.prompt.chat
         code = code_of(completion, stop, fenced=fenced or self.prompt.instructs)
         problem, limits = self.problem(example.data), (self.timeout_s, self.memory_mib)

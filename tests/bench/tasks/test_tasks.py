@@ -95,6 +95,13 @@ def test_wordings_for_instruct_models_are_answered_in_fences():
     assert task.score(task.load()[0], body + example) == {"passed": 1.0}
 
 
+def test_programs_have_no_score_where_none_can_run():
+    """'ouroboros audit' scores what a run left, perhaps on another machine."""
+    task = HumanEval(execute_code=True, memory_mib=16)
+    with pytest.raises(ValueError, match="programs cannot be checked here"):
+        task.score(task.load()[0], "    return 1")
+
+
 @pytest.mark.parametrize(
     ("body", "judged"),
     [
