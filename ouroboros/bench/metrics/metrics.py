@@ -448,8 +448,8 @@ def score_intervals(
 ) -> dict[str, Interval]:
     """Return {name of a task score: its mean over prompts}; "passed" is renamed "pass@1".
 
-    `scores` is {sample key: {name: score}}. The interval is Wilson's for scores in `YES_OR_NO`
-    without repeats, else a bootstrap over prompts.
+    `scores` is {sample key: {name: score}}. The interval is Wilson's for scores in `YES_OR_NO` if
+    the repeats of each prompt are equal, else a bootstrap over prompts.
     """
     by_prompt: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
@@ -458,7 +458,7 @@ def score_intervals(
     found = {}
     for name, prompts in by_prompt.items():
         means = [float(np.mean(values)) for values in prompts.values()]
-        yes_or_no = name in YES_OR_NO and all(own in ([0], [1]) for own in prompts.values())
+        yes_or_no = name in YES_OR_NO and {*means} <= {0.0, 1.0}
         share = yes_or_no and intervals.wilson(int(sum(means)), len(means))
         mean = share or intervals.bootstrapped([means], np.mean)
         found["pass@1" if name == "passed" else name] = mean

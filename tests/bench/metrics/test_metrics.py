@@ -172,6 +172,10 @@ def test_scores_have_intervals():
         none = {s.key: {name: 0.0} for s in samples}
         assert score_intervals(samples, none)[name].high == high
 
+    again = [sample(e, "x", [], repeat=r) for e in "abcdefghij" for r in (0, 1)]
+    passed = {s.key: {"passed": float(s.example < "h")} for s in again}
+    assert score_intervals(again, passed)["pass@1"].low == pytest.approx(0.3968, abs=1e-3)
+
     # pass@1 is the mean over problems
     samples = [sample(e, "x", [], repeat=r) for e in "ab" for r in (0, 1)]
     passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0], strict=True)
