@@ -89,6 +89,7 @@ def viewer_run(
         "decoders": list(measured.run["decoders"]),
         "timed": measured.run.get("timing", True),
         "prompts_in_all": len(prompts),
+        "repeats": measured.run.get("repeats", 1),
         "texts": [text for _, text in texts.values()],
         "as_ids": found is None,
         "trees_left_out": nodes_left < 0,

@@ -44,7 +44,7 @@ def test_a_viewer_takes_prompts_at_even_distances(tmp_path):
     write_run(tmp_path, RUN, rows)
     shown = viewer_run(load(tmp_path), "x", most_tokens=35)
     assert [prompt["id"] for prompt in shown["prompts"]] == ["0", "5", "10"]
-    assert shown["prompts_in_all"] == 11 and shown["as_ids"]
+    assert shown["prompts_in_all"] == 11 and shown["as_ids"] and shown["repeats"] == 1
 
 
 def test_token_texts_never_break_a_character():
