@@ -63,7 +63,9 @@ def replay(options: dict) -> tuple[int, dict]:
     draft: Any = None
     same = True  # the draft is the recorded one
     drafts = any(map(needs_draft, options["decoder"].values()))
-    if drafts and (simulated := options.get("draft")):
+    if simulated := options.get("draft"):
+        if not drafts:
+            raise ValueError("draft=simulated has no effect: no decoder here drafts with a model")
         own = {**simulated, "tokenizer": tokenizer}
         if isinstance(own.get("agreement"), str):
             own["agreement"] = read_curve(Path(own["agreement"]))
@@ -101,14 +103,13 @@ def replay(options: dict) -> tuple[int, dict]:
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
-    document: dict = {"title": ", ".join([f"replay of {path.name}", *about])}
-    document["decoders"] = known(table).to_dict("index")
-    predicted = bare = ""
+    title, predicted = ", ".join([f"replay of {path.name}", *about]), ""
+    document: dict = {"title": title, "decoders": known(table).to_dict("index")}
     if costs is not None:
         document["costs"] = costs.about.get("name", "the given costs")
-        bare = "" if costs.prefill_ms else ", without prefill"
         predicted = f"predicted with {document['costs']}"
-    print(", ".join(filter(None, (document["title"], predicted))) + bare, end="\n\n")
+        document["title"] += f", {predicted}" + ("" if costs.prefill_ms else ", without prefill")
+    print(document["title"], end="\n\n")
     print_table(terminal_columns(table))
     if sizes is not None and costs is not None:
         batch, slower = batch_table(evidence, decoders, sizes)

@@ -36,6 +36,7 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
         names, "recording=live", "costs=costs.yaml", "results_dir=replayed"
     )
     assert code == 0 and document["costs"] == "costs", err
+    assert document["title"] == "replay of live, predicted with costs, without prefill"
     for name, row in document["decoders"].items():
         for metric in ("tokens_per_target_call", "draft_calls_per_token"):
             assert row[metric] == live[name][metric]
@@ -99,6 +100,8 @@ def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
     assert code == 0 and "at agreement 1, 0.5 by position" in document["title"]
     code, _, err = run_replay(*given, "draft.agreement=2")
     assert code == 2 and "draft.agreement=2" in err
+    code, _, err = run_replay(*given, "decoder=greedy")
+    assert code == 2 and "draft=simulated has no effect" in err
 
 
 def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
