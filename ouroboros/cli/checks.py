@@ -77,6 +77,8 @@ def generate_config(options: Namespace) -> dict:
     for one in options.overrides:
         if re.split(r"[.=@]", one.lstrip("+~"))[0] in OF_RUNS:
             raise ValueError(f"{one} has no effect on one prompt: use 'ouroboros bench'")
+    if options.race and options.decoder == "greedy":
+        raise ValueError("--race --decoder greedy: give another decoder to race with greedy")
     names = ["greedy"] * options.race + [options.decoder]
     overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed or 0}"]

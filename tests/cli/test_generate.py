@@ -178,6 +178,7 @@ def test_a_race_is_of_the_same_text(told):
     [
         (["decoder.speculative.gama=3", "--decoder", "speculative"], "gamma"),
         (["--decoder", "hf_greedy"], "hf_greedy runs on another engine"),
+        (["--decoder", "greedy", "--race"], "give another decoder to race with greedy"),
         (["task.stop=[x]"], "task.stop=[x] has no effect on one prompt: use 'ouroboros bench'"),
     ],
 )

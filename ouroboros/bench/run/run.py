@@ -275,7 +275,11 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
     if task.limit and sum(not example.follows for example in bench.examples) < task.limit:
         yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {count}"
-    if unused := config.sampling.without_effect:
+    unused = config.sampling.without_effect
+    if not config.sampling.temperature:
+        how = {name: own.get("verification") for name, own in config.decoder.items()}
+        unused += [f"decoder.{n}.verification={v}" for n, v in how.items() if v == "rejection"]
+    if unused:
         yield f"at temperature=0 {' and '.join(unused)} has no effect"
     if config.repeats > 1 and (warm := carried_pools(config)):
         yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"

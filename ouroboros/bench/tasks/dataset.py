@@ -95,8 +95,9 @@ class DatasetTask:
             raise ValueError(f"task.template {self.template!r} is unknown: choose one of {known}")
         if not self.path and self.needs_path:
             raise ValueError(f"task={self.name} needs task.path={self.needs_path}")
-        if self.revision and not self.hub:
-            raise ValueError(f"task.revision={self.revision}, but task={self.name} is on no hub")
+        if self.revision and (self.path or not self.hub):
+            source = "has a path" if self.path else "is on no hub"
+            raise ValueError(f"task.revision={self.revision}, but task={self.name} {source}")
         self.stop = self.prompt.stop if self.stop is None else self.stop
 
     @property

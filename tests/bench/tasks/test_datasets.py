@@ -47,6 +47,8 @@ def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypat
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
+    with pytest.raises(ValueError, match=r"task.revision=abc123, but task=\w+ has a path"):
+        task(revision="abc123", path="examples")
     made = task(revision="abc123")
     with pytest.raises(ValueError, match=r"from the hub \(ConnectionError\).*task\.path") as caught:
         made.load()
