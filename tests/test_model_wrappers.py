@@ -214,6 +214,26 @@ def test_a_changed_attention_pattern_or_depth_is_followed(build, name, value):
         decode(wrapped, RootOnly(), prompt_of(19), max_new=20)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_hook_added_between_calls_is_tested(exact):
+    """Again in each call, as long as it is there."""
+    model, rule = llama(dtype=torch.float32), {"exact": exact, "max_new_tokens": 20}
+    expected = generate(model, IDS, **rule).tolist()
+    scale = model.model.layers[0].register_forward_hook(lambda _, __, out: out * 0.5)
+    assert generate(model, IDS, **rule)[0].tolist() == plain(model, PROMPTS[0], 20)
+    scale.remove()
+
+    def steer(_, __, out):
+        return torch.cat([out[:, :-1], out[:, -1:] + torch.linspace(-2, 2, 16)], dim=1)
+
+    hook = model.model.layers[0].register_forward_hook(steer)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"other logits in short calls|is not exact"):
+            generate(model, IDS, **rule)
+    hook.remove()
+    assert generate(model, IDS, **rule).tolist() == expected
+
+
 def test_a_model_whose_attention_was_changed_is_refused():
     wrapped = CachedModel(llama())
     wrapped.model.set_attn_implementation("eager")

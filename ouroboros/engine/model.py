@@ -30,7 +30,7 @@ from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import attention_of, model_state, shape_of
+from ouroboros.engine.static import attention_of, hooks_of, model_state, shape_of
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -106,7 +106,7 @@ class CachedModel(TreeModel):
         self.resident = CachedSequence()  # the sequence that the slots belong to
         self.packed = PackedWeights()
         self.lock = threading.RLock()
-        self._shape = shape_of(model)
+        self._shape, self._hooks = shape_of(model), hooks_of(model)
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
         self._info, self._demanded, self.engine_reason = info, exact, ""
@@ -216,13 +216,17 @@ class CachedModel(TreeModel):
         """Return the state of a new sequence. Empties the cache if the model has changed (weights,
         adapters, attributes of modules) or has hooks, whose effects may vary. Attributes are
         compared if they are numbers, text, tensors, or lists or dictionaries of these; call `empty`
-        after other changes. Raises `ValueError` if `shape_of` changed or attention is unsupported.
+        after other changes. Raises `ValueError` if `shape_of` changed, attention is unsupported, or
+        trees cannot be scored with new hooks.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
         if is_hooked(self.model):
             self.empty()
+            if (hooks := hooks_of(self.model)) != self._hooks:
+                check_tree_support(self.model)
+                self._hooks = hooks
         if (state := model_state(self.model)) != self._weights:
             self.empty()
             for name, now in shape_of(self.model).items():

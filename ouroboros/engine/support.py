@@ -2,7 +2,7 @@
 
 A model qualifies if it caches one key and one value per token and layer, and if a token's output
 depends only on its position and the tokens that its mask admits. The trial scores a sequence alone,
-again among decoy siblings, and one of its tokens in a single step, with any sliding window
+again among decoy siblings, and its end in calls of two tokens and of one, with any sliding window
 narrowed; a model whose logits change (ALiBi, an ignored mask, a window outside the mask, a hook
 that changes only the last position) is refused. In half precision, rounding would hide a small
 difference, so weights are upcast to float32 for the trial if they fit in memory.
@@ -71,8 +71,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Check that a token has the same logits in a chain, in a tree with decoys and in a single
-    step; return the KV cache shapes. Raises `ValueError` if not."""
+    """Check that a token has the same logits in a chain, in a tree with decoys and in short calls;
+    return the KV cache shapes. Raises `ValueError` if not."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
@@ -81,23 +81,27 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
     kind = "cuda" if info.device.type == "cuda" else "cpu"
     with _narrowed(model, info.sliding_window), torch.autocast(kind, enabled=False):
         cache = DynamicCache()
-        _logits(model, info, chain, range(len(chain)), None, cache)
+        positions = range(len(chain))
+        _logits(model, info, chain, positions, None, cache)
         shapes = _cache_shapes(cache, name, len(chain))
         with _widened(model) as dtype:
             mask = dense(Layout(0, [], tree), replace(narrow, dtype=dtype))
             past = DynamicCache()
-            plain = _logits(model, info, chain, range(len(chain)), None, past)
+            plain = _logits(model, info, chain, positions, None, past)
             among = _logits(model, info, tree.tokens, tree.depths(), mask, DynamicCache())
             error = logit_error(among[:, tree.path_to(len(tree) - 1)], plain)
             if error < tolerance(dtype):
-                past.crop(-2)
-                step = _logits(model, info, chain[-2:-1], [len(chain) - 2], None, past)
-                if not (moved := logit_error(step, plain[:, -2:-1])) < tolerance(dtype):
-                    raise ValueError(
-                        f"{name} gives other logits in single steps than in longer calls (they "
-                        f"move by {moved:.2g} standard deviations), as with a hook that changes "
-                        "only the last position: trees cannot be scored; remove such hooks"
-                    )
+                past.crop(-4)
+                for end in (-2, -1):  # two tokens, then one
+                    begin = 2 * end
+                    few = _logits(model, info, chain[begin:end], positions[begin:end], None, past)
+                    if not (moved := logit_error(few, plain[:, begin:end])) < tolerance(dtype):
+                        raise ValueError(
+                            f"{name} gives other logits in short calls than in longer ones (they "
+                            f"move by {moved:.2g} standard deviations), as with a hook that "
+                            "changes only the first or the last position: trees cannot be scored; "
+                            "remove such hooks"
+                        )
     if not error < tolerance(dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "

@@ -118,17 +118,24 @@ def test_an_encoder_decoder_is_refused():
         CachedModel(model)
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["last position", "single steps"])
-def test_hooks_that_act_otherwise_in_single_steps_are_refused(alone):
+@pytest.mark.parametrize(
+    ("at", "when"),
+    [(-1, range(1, 99)), (-1, [1]), (-1, range(2, 99)), (0, range(2, 99))],
+    ids=["last position", "single steps", "last position of a prefill", "first of a prefill"],
+)
+def test_hooks_that_act_otherwise_in_short_calls_are_refused(at, when):
     def steer(_, __, out):
         out = out.clone()
-        out[:, -1] += torch.linspace(-2, 2, 16) * (not alone or out.shape[1] == 1)
+        out[:, at] += torch.linspace(-2, 2, 16) * (out.shape[1] in when)
         return out
 
     model = llama()
+    wrapped = CachedModel(model)
+    decode(wrapped, Greedy(), [5, 6], max_new=2)
     model.model.layers[0].register_forward_hook(steer)
-    with pytest.raises(ValueError, match="other logits in single steps"):
-        CachedModel(model)
+    for call in (wrapped.new_sequence, wrapped.new_sequence, lambda: CachedModel(model)):
+        with pytest.raises(ValueError, match="other logits in short calls"):
+            call()
 
 
 def test_the_trial_leaves_the_config_as_it_was():
