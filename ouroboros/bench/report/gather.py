@@ -100,6 +100,7 @@ class Measured:
             priced = None
         costs = priced and priced.name
         bare = ", without prefill" if priced and not priced.costs.prefill_ms else ""
+        bare += ", for one process" * bool(parallel)
         predicted = [f"predicted with {costs}{bare}"] if costs and not timed else []
         title = [what, models, arithmetic, words, batch, device, *predicted]
         return SimpleNamespace(

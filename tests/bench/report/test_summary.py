@@ -163,6 +163,8 @@ def test_a_run_without_times_shows_predictions_and_says_so():
     bare = CostModel(replace(COSTS, prefill_ms=0.0), "toy")
     title = summarise(three_decoders(bare, timing=False)).facts.title
     assert title.endswith("predicted with toy, without prefill")
+    split = three_decoders(bare, timing=False, parallel={"ranks": 2})
+    assert summarise(split).facts.title.endswith("without prefill, for one process")
     short = CostModel(replace(COSTS, target=Surface({4: {1: 10.0, 5: 14.0}})), "short")
     for config, costs in (({"batch_size": 2}, TOY), ({}, short)):  # nothing is predicted
         summary = summarise(three_decoders(costs, timing=False, config=config))
