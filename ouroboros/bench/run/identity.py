@@ -78,13 +78,13 @@ def settings(config: RunConfig) -> dict:
 
 def environment(run: Mapping) -> dict[str, object]:
     """Return the environment that all samples of a run share, from its run.json: versions by
-    package, cpu, threads, gpus, cuda and the hash of the code."""
+    package, cpu, threads, gpus, cuda, processes (of a timed run) and the hash of the code."""
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
     return {
         **{name: versions.get(name) for name in SAMPLED_BY},
-        **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda")},
+        **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda", "processes")},
         "code": found.get("sources"),
     }
 

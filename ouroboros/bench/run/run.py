@@ -97,6 +97,8 @@ def run(
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
         costs, facts = load_costs(config.costs), describe(config, examples)
+        if config.parallel and config.timing:
+            facts["provenance"]["machine"]["processes"] = ranks.size
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = Path(config.results_dir or Path("results", "local", name))
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
