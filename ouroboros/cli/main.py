@@ -96,7 +96,8 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 def run_hydra(name: str, argv: Sequence[str]) -> int:
     """Compose a command's config and run it (in a sweep once per job); return the exit code.
 
-    A sweep continues after failed samples and after jobs that cannot run, and skips finished jobs.
+    A sweep continues after failed samples (its exit code is then that of such a job) and after jobs
+    that cannot run, and skips finished jobs.
     """
     import hydra
     from hydra._internal.utils import get_args_parser
@@ -111,6 +112,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))
     sys.argv = [f"ouroboros {name}", *rest]
     failure: list[BaseException] = []
+    ended = {0}  # exit codes of the jobs
     following: list[Path] = []  # with overwrite: the folder numbered after the last job's
 
     def job(cfg) -> None:
@@ -132,6 +134,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
             return
         if code and not (sweep and code == SOME_FAILED):
             sys.exit(code)
+        ended.add(code)
 
     full = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
@@ -143,7 +146,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         raise failure[0]
     for old in filter(Path.exists, following):
         print(f"{old} is a job of an earlier sweep; delete it and those after it", file=sys.stderr)
-    return 0
+    return max(ended)
 
 
 class Parser(argparse.ArgumentParser):

@@ -233,6 +233,10 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert "job 1: " in err and "\nerror: " not in err, "each error is told once"
     code, _, err = run_bench(*tiny, "seed=1,2", "overwrite=true", "-m")
     assert code == 0 and "earlier sweep" not in err, err
+    long = saved_pair / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "a" * 9000}) + '\n{"prompt": "b"}\n')
+    failing = ["task=prompts", f"task.path={long}", "task.limit=2", "results_dir=failed"]
+    assert run_bench(*tiny[:3], *failing, "seed=1,2", "-m")[0] == 3, "some samples failed"
     code, _, err = run_bench(*tiny, "seed=3", "overwrite=true", "-m")
     assert code == 0 and "swept/001 is a job of an earlier sweep; delete it" in err
 
