@@ -138,6 +138,8 @@ def test_calls_are_joined_and_nothing_is_padded():
             ),
             with_kwargs=True,
         )
+        own.new_sequence()  # tests the hook, in calls that are not counted
+    fed.clear()
     rows = [
         begin(target, Speculative(draft, gamma=3), prompt_of(200), max_new=9),
         begin(target, Speculative(draft, gamma=2), prompt_of(4), max_new=9),
