@@ -136,7 +136,7 @@ def published_table(summary: Summary) -> Table:
             "published speedup": f"{speedup:.2f}x" if speedup else "-",
             "measured tokens/s": cell(METRICS["output_throughput"], row),
             "measured speedup": cell(METRICS["latency_speedup"], row),
-            "measured / published": "-" if pd.isna(ratio) else f"{ratio:.2f}",
+            "speedup / published": "-" if pd.isna(ratio) else f"{ratio:.2f}",
         }
         rows.append({"decoder": name, **cells})
     nature = "" if facts.nature == "model" else f" (a {facts.nature})"
