@@ -303,8 +303,8 @@ def together(
 ) -> Iterator[list[Decoding]]:
     """Decode up to `size` sequences together; after each step, yield the decodings that took part.
 
-    All sequences share one target; each has its own drafter. In a step, sequences that wait for the
-    same model share one call. A decoding that ends is yielded one last time. With `refill` the next
+    All sequences share one target; each has its own drafter, or `ValueError` is raised. In a step,
+    sequences that wait for the same model share one call. A decoding that ends is yielded one last time. With `refill` the next
     one then takes its place; otherwise the next batch begins when all have ended. Decodings are
     taken from the iterable only when they begin. With `size` 1, no call is joint.
 
@@ -315,6 +315,8 @@ def together(
     for number in count():
         if refill or not live:
             live += islice(waiting, size - len(live))
+            if len({id(decoding.drafter) for decoding in live}) < len(live):
+                raise ValueError("several sequences share one drafter: give each its own")
         if not live:
             return
         working = [decoding for decoding in live if decoding.left > 0]

@@ -217,6 +217,16 @@ def test_a_decoding_ends_where_its_owner_says():
     assert [len(own.trace.new_tokens) for own in rows] == [4, 4, 4]
 
 
+def test_a_drafter_of_several_sequences_at_a_time_is_refused():
+    """Ouroboros would write beyond its buffers."""
+    target, drafter = CachedModel(llama()), RootOnly()
+    rows = (begin(target, drafter, [5, n], max_new=9) for n in range(2))
+    with pytest.raises(ValueError, match="share one drafter"):
+        run(rows, 2)
+    rows = [begin(target, drafter, [5, n], max_new=9) for n in range(2)]
+    assert [len(text) for text in run(rows, 1)] == [11, 11]
+
+
 def test_a_joint_sequence_scores_by_itself_too():
     """With slots of its own: score, accept and roll as ever."""
     model = llama()
