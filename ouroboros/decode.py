@@ -304,9 +304,10 @@ def together(
     """Decode up to `size` sequences together; after each step, yield the decodings that took part.
 
     All sequences share one target; each has its own drafter, or `ValueError` is raised. In a step,
-    sequences that wait for the same model share one call. A decoding that ends is yielded one last time. With `refill` the next
-    one then takes its place; otherwise the next batch begins when all have ended. Decodings are
-    taken from the iterable only when they begin. With `size` 1, no call is joint.
+    sequences that wait for the same model share one call. A decoding that ends is yielded one last
+    time. With `refill` the next one then takes its place; otherwise the next batch begins when all
+    have ended. Decodings are taken from the iterable only when they begin. With `size` 1, no call
+    is joint.
 
     If a step fails, the exception is raised. With `on_error`, the failed decoding ends, `on_error`
     receives it with the exception, and the other decodings continue.
