@@ -275,8 +275,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     count, task = len(bench.examples), config.task
     if config.batch_size > max(1, count):
         yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
-    if task.limit and sum(not example.follows for example in bench.examples) < task.limit:
-        yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {count}"
+    if task.limit and (found := sum(not one.follows for one in bench.examples)) < task.limit:
+        yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {found}"
     unused = config.sampling.without_effect
     if not config.sampling.temperature:
         how = {name: own.get("verification") for name, own in config.decoder.items()}

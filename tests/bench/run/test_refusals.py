@@ -218,6 +218,13 @@ def test_options_that_ask_for_more_prompts_than_there_are_are_told(saved, limit,
     assert [line for line in lines if ", but " in line] == said
 
 
+def test_a_limit_counts_conversations(saved):
+    lines: list[str] = []
+    task = TaskSpec("specbench", {"path": "examples"}, limit=99)
+    run(run_config(saved, task=task), say=lines.append)
+    assert "task.limit=99, but with task.stride=1 there are only 4" in lines
+
+
 @pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
 def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeats, warned):
     kept = {"_target_": "ouroboros.baselines.SuffixDecoding", "max_tokens": 4, "state": "task"}
