@@ -102,6 +102,9 @@ def replay(options: dict) -> tuple[int, dict]:
     if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
+    if "failed" in table:
+        reasons = table["failed"].dropna().items()
+        failures += [ValueError(f"{name} is not predicted: {reason}") for name, reason in reasons]
     about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
     title, predicted = ", ".join([f"replay of {path.name}", *about]), ""
     document: dict = {"title": title, "decoders": known(table).to_dict("index")}

@@ -45,6 +45,12 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     table = "costs={verify_ms: {1: 7, 99: 20}, draft_ms: 1}"
     again = run_replay("decoder=greedy", "recording=live", table)[1]["decoders"]["greedy"]
     assert again["predicted_ms_per_token"] == pytest.approx(7)
+    code, document, err = run_replay(names, "recording=live", "costs={verify_ms: {1: 7}}")
+    assert code == 2 and "error: lookahead is not predicted: a call scores" in err
+    assert "speculative is not predicted: " in err and "greedy is not" not in err
+    assert document["decoders"]["greedy"]["predicted_ms_per_token"] == pytest.approx(7)
+    row = document["decoders"]["lookahead"]
+    assert row["target_calls"] and row["predicted_speedup"] is None and row["failed"]
     assert {p.name for p in (saved_pair / "replayed").iterdir()} == {"replay.json", "samples.jsonl"}
     code, _, err = run_replay("recording=live", "results_dir=replayed")
     assert code == 2 and "is not empty" in err

@@ -335,15 +335,15 @@ def replay_table(
 
     Columns: runs, new_tokens, target_calls, tokens_per_target_call, acceptance_length,
     draft_calls_per_token, calls_per_token and, with `costs`, predicted_ms_per_token and
-    predicted_speedup, over plain decoding of the same runs with `max_new`. `draft_ratio` is a draft
-    call's cost in target calls; without it, calls_per_token is NaN for decoders that draft with a
-    model.
+    predicted_speedup, over plain decoding of the same runs with `max_new`, and failed, the reason
+    if nothing is predicted. `draft_ratio` is a draft call's cost in target calls; without it,
+    calls_per_token is NaN for decoders that draft with a model.
     """
     rows = {}
     for name, own in samples.items():
         calls = [step for sample in own for step in sample.steps]
         tokens = sum(len(sample.new_tokens) for sample in own)
-        row: dict[str, float | None] = {"runs": len(own), "new_tokens": tokens}
+        row: dict[str, Any] = {"runs": len(own), "new_tokens": tokens}
         row["target_calls"] = len(calls)
         for metric in ("tokens_per_target_call", "acceptance_length", "draft_calls_per_token"):
             row[metric] = METRICS[metric](own)
@@ -353,8 +353,10 @@ def replay_table(
         if costs is not None and tokens:
             model = CostModel(costs)
             plain = replay(recorded[name], RootOnly(), name=PLAIN, max_new=max_new)
-            spent, plain_s = (sum(model.predict(s).wall_s for s in of) for of in (own, plain))
-            row["predicted_ms_per_token"] = 1e3 * spent / tokens
-            row["predicted_speedup"] = plain_s / spent
+            row["failed"] = model.why_not(own) or model.why_not(plain)
+            if row["failed"] is None:
+                spent, plain_s = (sum(model.predict(s).wall_s for s in of) for of in (own, plain))
+                row["predicted_ms_per_token"] = 1e3 * spent / tokens
+                row["predicted_speedup"] = plain_s / spent
         rows[name] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("decoder")
