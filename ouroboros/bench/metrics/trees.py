@@ -42,7 +42,8 @@ class ProposedTree(NamedTuple):
 
 
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
-    """Return statistics of a decoder's trees, one tree per step; None without trees.
+    """Return statistics of a decoder's trees, one for each step that had a draft; None without
+    trees. Steps without a draft are recorded only in completions that have steps with one.
 
     - `steps`: the number of trees
     - `nodes`, `depth`, `leaves`: means over trees, the root excluded
@@ -51,6 +52,7 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
       probability estimated for nodes whose parent was accepted (`estimated`, or None)
     - `calibration`: `calibration` of nodes whose parent was accepted; None if nothing was estimated
     """
+    steps = [step for step in steps if step.tree.draft_depth()]
     if not steps:
         return None
     trees = [step.tree for step in steps]
@@ -73,7 +75,7 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     proposed = Counter(name for names in named for name in names[1:])
     sure = [(estimate, accepted) for _, estimate, accepted in outcomes if estimate is not None]
-    leaves = [len(tree) - len({*tree.parents} - {-1}) if len(tree) > 1 else 0 for tree in trees]
+    leaves = [len(tree) - len({*tree.parents} - {-1}) for tree in trees]
     return {
         "steps": len(trees),
         "nodes": mean(len(tree) - 1 for tree in trees),

@@ -57,14 +57,16 @@ def test_outcomes_count_a_token_after_the_end_and_no_probes():
 
 def test_sizes_sources_and_calibration_against_sums_by_hand():
     alone = ProposedTree(TokenTree((5,), (-1,)), (0,), 6)
-    found = tree_metrics([STEP, alone])
-    assert (found["nodes"], found["depth"], found["leaves"]) == (2.5, 1.0, 1.5)
+    small = ProposedTree(TokenTree((5, 6), (-1, 0)), (0,), 7)
+    found = tree_metrics([STEP, small, alone])
+    assert found == {**tree_metrics([STEP, small])}, "steps without a draft have no tree"
+    assert (found["nodes"], found["depth"], found["leaves"]) == (3.0, 1.5, 2.0)
     assert found["sources"]["draft"] == {
         **{"proposed": 3, "parent_accepted": 3, "accepted": 2},
         "estimated": pytest.approx((0.5 + 0.75 + 0.1) / 3),
     }
     assert found["sources"]["phrase"]["parent_accepted"] == 1
-    assert tree_metrics([]) is None and tree_metrics([alone])["calibration"] is None
+    assert tree_metrics([alone]) is None and tree_metrics([small])["calibration"] is None
     found = found["calibration"]
     pairs = [(0.5, 1), (0.25, 0), (0.75, 1), (0.1, 0)]
     loss = -sum(log(p if came else 1 - p) for p, came in pairs) / 4

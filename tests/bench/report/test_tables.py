@@ -96,7 +96,7 @@ def test_trees_and_their_sources(tmp_path):
     one = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
     found = {name: frame for name, _, frame in run_tables(summarise(one))}
     row = found["trees"].set_index("decoder").loc["fast"]
-    assert row["nodes"] == "2.0"
+    assert row["nodes"] == "4.0"
     assert (row["estimated"], row["accepted"]) == ("45 %", "25 %")
     assert found["sources"].set_index("source").loc["phrase", "accepted"] == "100 %"
     bare = {name for name, *_ in run_tables(summarise(replace(one, trees={})))}
