@@ -175,8 +175,6 @@ def generate(
     if any(value is None for value in settings.values()):  # a setting may be None
         kept = decoder_settings(decoder) if decoder in decoder_names() else ()
         settings = {n: v for n, v in settings.items() if v is not None or n in kept}
-    for name in sorted(own.keys() & ASSISTANTS):
-        log.warning(f"{name} has no effect: give the settings of decoder={decoder!r} instead")
     for name in ("max_new_tokens", "max_length"):
         if isinstance(value := own.get(name), str):
             raise ValueError(f"{name}={value!r} is text: give a whole number")
@@ -309,6 +307,10 @@ class CustomGenerate:
             )
         for name in sorted(name for name in MEMORY if getattr(config, name, None)):
             log.warning(f"{name} has no effect: this library has a cache and engine of its own")
+        defaults, like = GenerationConfig._get_default_generation_params(), repr(self.decoder)
+        for name in sorted(ASSISTANTS):
+            if getattr(config, name, None) not in (None, False, defaults.get(name)):
+                log.warning(f"{name} has no effect: give the settings of decoder={like} instead")
         if self.seed is not None and not config.do_sample:
             log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)

@@ -408,6 +408,15 @@ def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
 
 
 @both_doors
+def test_assistants_options_in_a_config_are_a_warning(models, door, caplog):
+    for options in ({}, {"num_assistant_tokens": 3, "assistant_early_exit": 1}):
+        given = GenerationConfig(max_new_tokens=2, **options)
+        run(door, models[0], IDS, generation_config=given)
+        assert all(f"{name} has no effect" in caplog.text for name in options)
+        assert bool(options) == ("has no effect" in caplog.text)
+
+
+@both_doors
 def test_options_without_effect_are_a_warning(models, door, caplog):
     run(door, models[0], IDS, seed=3, max_new_tokens=2, prefill_chunk_size=4)
     assert "prefill_chunk_size has no effect" in caplog.text
