@@ -19,6 +19,8 @@ from itertools import count, islice
 from types import GeneratorType
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from ouroboros.calls import Steps, alone, jointly, predict
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -139,7 +141,7 @@ class StepRecorder:
 
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
     """Call a drafter's `propose` (a generator or a plain function) with `left` as budget; return
-    its tree. Raises `ValueError` for any other result."""
+    its tree. Raises `ValueError` for any other result, and for tensors instead of ids."""
     tree = drafter.propose(tokens, left)
     if isinstance(tree, GeneratorType):
         tree = yield from tree
@@ -147,6 +149,10 @@ def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenT
         raise ValueError(
             f"{type(drafter).__name__}.propose returned a {type(tree).__name__}: return a "
             "TokenTree, such as TokenTree.chain(tokens[-1], drafted)"
+        )
+    if isinstance(tree.tokens[-1], torch.Tensor):  # which equals no token that the target chose
+        raise ValueError(
+            f"{type(drafter).__name__}.propose drafted tensors: give ids, such as drafted.tolist()"
         )
     return tree
 
@@ -291,7 +297,7 @@ def begin(
             raise ValueError("a model in training mode drops activations at random: call eval()")
         choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    return Decoding(target, drafter, list(prompt), int(max_new), eos=eos, choose=choose)
+    return Decoding(target, drafter, list(map(int, prompt)), int(max_new), eos=eos, choose=choose)
 
 
 def together(

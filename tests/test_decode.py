@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ouroboros.baselines import Speculative
+from ouroboros.baselines import PromptLookup, Speculative
 from quick import mostly_slow
 from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
@@ -226,6 +226,16 @@ def test_a_write_to_weights_made_in_inference_mode_is_noticed():
         with torch.inference_mode():
             for weight in model.parameters():
                 weight.mul_(-1.5)
+
+
+def test_a_prompt_of_tensors_is_drafted_from(pair):
+    model, prompt = CachedModel(copy.deepcopy(pair[0])), prompt_of(4) * 5
+    traces = [
+        decode(model, PromptLookup(max_ngram_size=2, num_tokens=3), own, max_new=20)
+        for own in (prompt, list(torch.tensor(prompt)))
+    ]
+    assert traces[0].tokens == traces[1].tokens
+    assert len(traces[0].steps) == len(traces[1].steps) and type(traces[1].tokens[0]) is int
 
 
 def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():

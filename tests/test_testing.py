@@ -30,6 +30,13 @@ class Drafts(Greedy):
         return TokenTree.chain(tokens[-1], tokens[: min(1, budget - 1)])
 
 
+class Tensors(Drafts):
+    """Drafts what a model of torch returned."""
+
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], torch.tensor([3, 4, 5])[: budget - 1])
+
+
 class Listing(Drafts):
     def propose(self, tokens, budget):
         return [1, 2]
@@ -81,6 +88,7 @@ def test_lossless_drafters_pass(name):
         (Strange, AssertionError, "Strange.propose drafted id 1000000, the model knows"),
         (Endless, AssertionError, "50 tokens in a row with a budget of 40: draft at most"),
         (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
+        (Tensors, ValueError, "Tensors.propose drafted tensors: give ids, such as drafted.tolist"),
         (Mute, ValueError, "Mute is not a drafter: it has no method reset, observe"),
     ],
 )
