@@ -35,7 +35,8 @@ def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:
 
 
 def load_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> dict:
-    """Restore a drafter from a file written by `save_state`; return the state.
+    """Restore a drafter from a file written by `save_state`; return the state. A drafter with
+    `pool_state` "cold" forgets it at the next prompt: give "task", or pass the state as its `pool`.
 
     Raises `ValueError` if the file cannot be read, is damaged, or was made by another drafter, with
     another phrase length or with another tokenizer.
