@@ -249,7 +249,7 @@ class CachedModel(TreeModel):
         sequence either way."""
         if sequence.tokens:
             self.empty()
-            self.resident = sequence
+            self.resident, sequence.unfed = sequence, True
         return sequence
 
     def empty(self) -> None:
@@ -492,6 +492,8 @@ class CachedModel(TreeModel):
     def _give_slots(self, sequence: CachedSequence) -> None:
         """Give the model's cache slots to a sequence, with the tokens cached there."""
         if sequence is not self.resident:
+            if self.resident.unfed:
+                self.empty()
             sequence.take_over(self.resident)
             self.resident = sequence
             if self.prefill_limit:

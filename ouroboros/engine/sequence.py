@@ -54,6 +54,8 @@ class CachedSequence:
     - `tree`: the tree last scored (None after a path was accepted); its nodes are in slots from
       `base` on
     - `slots`: the sequence's own cache slots after a joint call (None: it uses its model's)
+    - `unfed`: whether `tokens` count as cached although they were not fed; no other sequence may
+      take them over
     - all other fields: see `ModelCounters`
     """
 
@@ -68,6 +70,7 @@ class CachedSequence:
     busy_s: float = 0.0
     wait_s: float = 0.0
     slots: SlotCache | None = None
+    unfed: bool = False
 
     @property
     def counters(self) -> ModelCounters:
@@ -95,7 +98,7 @@ class CachedSequence:
 
     def clear(self) -> None:
         """Drop all cached tokens; keep the counters."""
-        self.tokens, self.tree, self.start = [], None, 0
+        self.tokens, self.tree, self.start, self.unfed = [], None, 0, False
 
     def take_over(self, other: CachedSequence) -> None:
         """Take over the cache slots of another sequence of the same model, with their tokens."""

@@ -262,9 +262,11 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     cached.empty()
     assert first.tokens == [] and first.counters.calls == 3
     assert cached.new_sequence().counters.calls == 0
-    sequence = cached.new_sequence(cached=[1, 2, 3])
-    cached.score(sequence, [1, 2, 3, 5], FORK)
+    sequence = cached.new_sequence(cached=[4, 3, 2])
+    cached.score(sequence, [4, 3, 2, 5], FORK)
     assert sequence.caught_up == 0, "what is taken to be cached is not fed"
+    logits = cached.score(cached.new_sequence(), [4, 3, 2, 5], FORK)
+    torch.testing.assert_close(logits[0], alone(model, [4, 3, 2, 5]))
 
 
 def test_hooks_and_tensors_that_are_no_buffers_are_read_anew_for_each_sequence():
