@@ -331,18 +331,27 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def is_hooked(model: nn.Module) -> bool:
-    """Return whether any module has a hook other than `PackedWeights.before_call` or a replaced
-    `forward`, or whether torch has global module hooks."""
+    """Return whether any module has hooks (`hooks_of`), or torch has global module hooks."""
     torchs = nn.modules.module
-    return bool(torchs._global_forward_hooks or torchs._global_forward_pre_hooks) or any(
-        module._forward_hooks
-        or "forward" in module.__dict__
-        or any(
-            type(getattr(hook, "__self__", None)) is not PackedWeights
-            for hook in module._forward_pre_hooks.values()
+    hooked = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
+    return bool(hooked) or any(hooks_of(model))
+
+
+def hooks_of(model: nn.Module) -> list[tuple]:
+    """Return the hooks of each module other than `PackedWeights.before_call`: their keys, and the
+    id of a replaced `forward`."""
+    return [
+        (
+            *(id(own.__dict__[name]) for name in ("forward",) if name in own.__dict__),
+            *own._forward_hooks,
+            *(
+                key
+                for key, hook in own._forward_pre_hooks.items()
+                if type(getattr(hook, "__self__", None)) is not PackedWeights
+            ),
         )
-        for module in model.modules()
-    )
+        for own in model.modules()
+    ]
 
 
 def _bias(*layers: Any) -> torch.Tensor | None:

@@ -23,14 +23,14 @@ from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
-from ouroboros.engine.fused import Fused, fuse, is_hooked
+from ouroboros.engine.fused import Fused, fuse, hooks_of, is_hooked
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import attention_of, hooks_of, model_state, shape_of
+from ouroboros.engine.static import attention_of, model_state, shape_of
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree

@@ -132,14 +132,6 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
     return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, active_modes())]
 
 
-def hooks_of(model: torch.nn.Module) -> list[tuple]:
-    """Return the hooks of each module: the id of a `forward` of its own, and the keys of hooks."""
-    return [
-        (id(own.__dict__.get("forward")), *own._forward_pre_hooks, *own._forward_hooks)
-        for own in model.modules()
-    ]
-
-
 def active_modes() -> tuple:
     """Return the active dispatch and function modes, such as a counter of operations, without
     `torch.device`, which changes no call, and this library's own."""
