@@ -143,7 +143,8 @@ def generate(
     - `seed`: row i samples with `seed` + i, so give calls with n rows seeds that are n apart; None
       draws the seeds from torch's generator.
     - `stopping_criteria`: each is called with one row after each new token. In a batch, every row
-      after the first uses shallow copies of them.
+      after the first uses shallow copies of them. A row that ends is padded; without an
+      end-of-sequence id, transformers fills it with further tokens.
     - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
       in every call. Without it, rounding in half precision may swap two tokens of nearly equal
       logits.
