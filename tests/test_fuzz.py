@@ -8,7 +8,9 @@ with the same noise, which tests/test_select.py compares with transformers' proc
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -78,6 +80,18 @@ def stopping(tokens: list[int]):
     return lambda ids, scores, **_: torch.isin(ids[:, -1], torch.tensor(tokens))
 
 
+def interrupting(at: int):
+    """A criterion that interrupts the call when it is asked for the `at`-th time."""
+    asked = count(1)
+
+    def interrupt(ids, scores, **_) -> bool:
+        if next(asked) == at:
+            raise KeyboardInterrupt
+        return False
+
+    return interrupt
+
+
 @settings(
     max_examples=120,
     phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes
@@ -121,6 +135,9 @@ def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
         expected = model.generate(**batch, do_sample=False)
         assert generate(target, decoder=name, **own, **batch).tolist() == expected.tolist()
     door = custom_generate(decoder=name, seed=7 if sampled else None, **own)
+    criteria = [*batch.get("stopping_criteria", ()), interrupting(draw(st.integers(1, 12)))]
+    with suppress(KeyboardInterrupt):  # leaves nothing behind in models and decoders
+        target.generate(**{**batch, "stopping_criteria": criteria}, custom_generate=door)
     assert target.generate(**batch, custom_generate=door).tolist() == expected.tolist()
     found = target.generate(**batch, custom_generate=door, return_dict_in_generate=True)
     assert found.sequences.tolist() == expected.tolist()  # decoders and wrappers are used again
