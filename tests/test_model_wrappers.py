@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+import accelerate
 import pytest
 import torch
 from ouroboros.baselines import Speculative
@@ -279,6 +280,12 @@ def test_a_streamer_may_generate_with_another_decoder_only(models):
     own.streamer = None
     out = target.generate(IDS, max_new_tokens=12, custom_generate=own)
     assert out[0].tolist() == plain(model, PROMPTS[0], 12)
+
+
+def test_an_offloaded_model_runs_on_its_execution_device(models):
+    offloaded = accelerate.cpu_offload(copy.deepcopy(models[0]), torch.device("cpu"))
+    expected = plain(models[0], PROMPTS[0], 12)
+    assert generate(offloaded, IDS, max_new_tokens=12)[0].tolist() == expected
 
 
 def test_compiled_and_data_parallel_models_are_unwrapped_and_others_named(models):

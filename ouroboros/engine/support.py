@@ -63,9 +63,13 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     if (types and "sliding_attention" not in types) or not window or window >= max_len:
         window = None
     mixed = types if window and len(set(types)) > 1 else None
-    weight = model.get_input_embeddings().weight
+    weight = (embed := model.get_input_embeddings()).weight
     assert isinstance(weight, torch.Tensor)
-    info = ModelInfo(max_len, window, mixed, len(weight), weight.device, model.dtype, [])
+    device = weight.device
+    if weight.is_meta:  # accelerate loads offloaded weights when they are needed
+        hook = getattr(embed, "_hf_hook", None)
+        device = torch.device(getattr(hook, "execution_device", device))
+    info = ModelInfo(max_len, window, mixed, len(weight), device, model.dtype, [])
     return replace(info, layers=_try_tree(model, info))
 
 
