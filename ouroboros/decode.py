@@ -297,7 +297,9 @@ def begin(
             raise ValueError("a model in training mode drops activations at random: call eval()")
         choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    return Decoding(target, drafter, list(map(int, prompt)), int(max_new), eos=eos, choose=choose)
+    return Decoding(
+        target, drafter, list(map(int, prompt)), int(max_new), eos=frozenset(eos), choose=choose
+    )
 
 
 def together(

@@ -331,27 +331,20 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def is_hooked(model: nn.Module) -> bool:
-    """Return whether any module has hooks (`hooks_of`), or torch has global module hooks."""
-    torchs = nn.modules.module
-    hooked = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
-    return bool(hooked) or any(hooks_of(model))
+    """Return whether any module has hooks (`hooks_of`), or torch has global ones."""
+    return any(hooks_of(model))
 
 
 def hooks_of(model: nn.Module) -> list[tuple]:
     """Return the hooks of each module other than `PackedWeights.before_call`: their keys, and the
-    id of a replaced `forward`."""
-    return [
-        (
-            *(id(own.__dict__[name]) for name in ("forward",) if name in own.__dict__),
-            *own._forward_hooks,
-            *(
-                key
-                for key, hook in own._forward_pre_hooks.items()
-                if type(getattr(hook, "__self__", None)) is not PackedWeights
-            ),
-        )
-        for own in model.modules()
-    ]
+    id of a replaced `forward`. One more row has torch's global module hooks."""
+    torchs, found = nn.modules.module, []
+    for own in model.modules():
+        before = own._forward_pre_hooks.items()
+        its = [k for k, hook in before if type(getattr(hook, "__self__", 0)) is not PackedWeights]
+        forward = own.__dict__.get("forward")
+        found.append((*its, *own._forward_hooks, *([] if forward is None else [id(forward)])))
+    return [*found, (*torchs._global_forward_hooks, *torchs._global_forward_pre_hooks)]
 
 
 def _bias(*layers: Any) -> torch.Tensor | None:

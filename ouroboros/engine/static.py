@@ -13,6 +13,7 @@ overwrites. All captures use one side stream and contain no synchronisation.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -114,8 +115,8 @@ def weights_of(model: torch.nn.Module) -> list[Any]:
 def module_facts(model: torch.nn.Module) -> list[tuple]:
     """Return what a model's results depend on besides weights, for each module: its class, the id
     of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
-    adapters) and, last, its hooks. One more row has the functions of linear layers, in case they
-    are patched, and `active_modes()` as hooks."""
+    adapters) and, last, its hooks. One more row has the functions of torch and of the model's
+    source, in case they are patched, and `active_modes()` as hooks."""
     modules: list[tuple] = [
         (
             type(own),
@@ -129,7 +130,9 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
         )
         for own in model.modules()
     ]
-    return [*modules, (torch.nn.Linear.forward, torch.nn.functional.linear, active_modes())]
+    spaces = vars(torch.nn.functional), vars(sys.modules[type(model).__module__])
+    functions = [one for names in spaces for one in names.values() if callable(one)]
+    return [*modules, (torch.nn.Linear.forward, functions, active_modes())]
 
 
 def active_modes() -> tuple:

@@ -20,6 +20,7 @@ from architectures import MIXED, REFUSED, SUPPORTED, WINDOW, config_of
 from ouroboros.baselines import Greedy, Lookahead, Speculative
 from parts import InParts
 from tiny import SIZES, RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of
+from torch import nn
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, decode
@@ -132,10 +133,16 @@ def test_hooks_that_act_otherwise_in_short_calls_are_refused(at, when):
     model = llama()
     wrapped = CachedModel(model)
     decode(wrapped, Greedy(), [5, 6], max_new=2)
-    model.model.layers[0].register_forward_hook(steer)
-    for call in (wrapped.new_sequence, wrapped.new_sequence, lambda: CachedModel(model)):
-        with pytest.raises(ValueError, match="other logits in short calls"):
-            call()
+    own = model.model.layers[0]
+    everywhere = nn.modules.module.register_module_forward_hook
+    for hook in (
+        own.register_forward_hook(steer),
+        everywhere(lambda module, *args: steer(module, *args) if module is own else None),
+    ):
+        for call in (wrapped.new_sequence, wrapped.new_sequence, lambda: CachedModel(model)):
+            with pytest.raises(ValueError, match="other logits in short calls"):
+                call()
+        hook.remove()
 
 
 def test_the_trial_leaves_the_config_as_it_was():

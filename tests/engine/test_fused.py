@@ -14,6 +14,7 @@ from tiny import VOCAB, build, llama, mostly_slow, prompt_of, random_tree
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.llama import modeling_llama
 
 from ouroboros import CachedModel, decode, generate
 from ouroboros.engine import fused, prepack
@@ -249,6 +250,19 @@ def test_patched_linear_layers_are_followed(monkeypatch, patched):
         decode(demanded, Greedy(), prompt_of(9), max_new=8)
     with pytest.raises(ValueError, match=r"nn\.Linear was patched"):
         make_exact(ours.model, ours._info)
+
+
+@pytest.mark.parametrize("name", ["silu", "apply_rotary_pos_emb"])
+def test_replaced_functions_are_followed(monkeypatch, name):
+    ours, _ = both("llama", **WIDE)
+    prompt = prompt_of(9)
+    before = decode(ours, Greedy(), prompt, max_new=8).tokens
+    if name == "silu":
+        monkeypatch.setattr(nn.functional, name, lambda x, *args, **kwargs: -x)
+    else:
+        monkeypatch.setattr(modeling_llama, name, lambda q, k, *angles: (k.mean(1, True) + q, k))
+    expected = copy.deepcopy(ours.model).generate(torch.tensor([prompt]), max_new_tokens=8)
+    assert decode(ours, Greedy(), prompt, max_new=8).tokens == expected[0].tolist() != before
 
 
 class Negated(TorchFunctionMode):
