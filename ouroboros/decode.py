@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, islice
+from operator import index
 from types import GeneratorType
 from typing import Protocol, runtime_checkable
 
@@ -297,9 +298,8 @@ def begin(
             raise ValueError("a model in training mode drops activations at random: call eval()")
         choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    return Decoding(
-        target, drafter, list(map(int, prompt)), int(max_new), eos=frozenset(eos), choose=choose
-    )
+    prompt, ends = list(map(index, prompt)), frozenset(map(int, eos))
+    return Decoding(target, drafter, prompt, int(max_new), eos=ends, choose=choose)
 
 
 def together(

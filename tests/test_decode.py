@@ -171,6 +171,12 @@ def test_an_end_in_the_prompt_is_only_text(pair):
     assert decode(cached, RootOnly(), [5, 2, 2], max_new=5, eos=[2]).tokens == expected
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda ids: list(torch.tensor(ids))])
+def test_ends_may_be_tensors(pair, kind):
+    end = plain(pair[0], [5, 2, 2], 1)[-1]
+    assert decode(pair[1], RootOnly(), [5, 2, 2], max_new=5, eos=kind([end])).tokens[3:] == [end]
+
+
 def test_a_cache_resumes_after_an_unrelated_prompt(pair):
     model, cached = pair
     for prompt in ([5], prompt_of(30), [5], [*prompt_of(30)[:12], 4], prompt_of(30), [5, 5]):
