@@ -130,8 +130,9 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
         )
         for own in model.modules()
     ]
-    spaces = vars(torch.nn.functional), vars(sys.modules[type(model).__module__])
-    functions = [one for names in spaces for one in names.values() if callable(one)]
+    source = getattr(sys.modules.get(type(model).__module__), "__dict__", {})
+    names = (*vars(torch.nn.functional).values(), *source.values())
+    functions = [value for value in names if callable(value)]
     return [*modules, (torch.nn.Linear.forward, functions, active_modes())]
 
 

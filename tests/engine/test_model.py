@@ -269,6 +269,13 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     torch.testing.assert_close(logits[0], alone(model, [4, 3, 2, 5]))
 
 
+def test_a_class_may_come_from_a_module_that_is_not_imported():
+    model, prompt = llama(), prompt_of(9)
+    expected = plain(model, prompt, 8)
+    model.__class__ = type("FromFile", (type(model),), {"__module__": "not_imported"})
+    assert decode(CachedModel(model), RootOnly(), prompt, max_new=8).tokens == expected
+
+
 def test_hooks_and_tensors_that_are_no_buffers_are_read_anew_for_each_sequence():
     prompt, by = prompt_of(25, 7), [0.0]
 
