@@ -275,7 +275,8 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
     if not packed.layers:
         raise ValueError(
             "exact calls need a second copy of the weights, which exceeds half of the free memory "
-            "(or torch has no oneDNN here, or nn.Linear was patched): leave exact=False"
+            "(or torch has no oneDNN here, nn.Linear was patched, or a torch mode such as "
+            "FlopCounterMode is active): leave exact=False"
         )
     model.set_attn_implementation(NAME)
     for module in model.modules():

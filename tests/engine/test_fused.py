@@ -283,6 +283,8 @@ def test_a_torch_mode_sees_the_operators_of_each_call():
         model.empty()
         with FlopCounterMode(display=False) as counter:
             assert decode(model, Greedy(), prompt, max_new=8).tokens == before
+            with pytest.raises(ValueError, match="a torch mode such as FlopCounterMode is active"):
+                make_exact(plain, model._info)
         counted.append(counter.get_total_flops())
         with Negated():
             expected = copy.deepcopy(plain).generate(torch.tensor([prompt]), max_new_tokens=8)
