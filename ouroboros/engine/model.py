@@ -23,7 +23,7 @@ from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
-from ouroboros.engine.fused import Fused, fuse, hooks_of, is_hooked
+from ouroboros.engine.fused import Fused, fuse, hooks_of
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
@@ -222,9 +222,9 @@ class CachedModel(TreeModel):
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        if is_hooked(self.model):
+        if any(hooks := hooks_of(self.model)):
             self.empty()
-            if (hooks := hooks_of(self.model)) != self._hooks:
+            if hooks != self._hooks:
                 check_tree_support(self.model)
                 self._hooks = hooks
         if (state := model_state(self.model)) != self._weights:
