@@ -285,7 +285,7 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         yield f"at temperature=0 {' and '.join(unused)} has no effect"
     if config.repeats > 1 and (warm := carried_pools(config)):
         yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
-    if same := pools_of(config, bench.examples):
+    if same := pools_of(config, bench):
         yield f"the pools of {', '.join(same)} hold completions of these prompts"
     tuned = [
         name
@@ -309,13 +309,16 @@ def carried_pools(config: RunConfig) -> list[str]:
     return [name for name, own in config.decoder.items() if "task" in own.values()]
 
 
-def pools_of(config: RunConfig, examples: Sequence[Example]) -> list[str]:
-    """Return the names of the decoders that load the pool of a run of some of these prompts."""
-    ids, found = {example.id for example in examples}, []
+def pools_of(config: RunConfig, bench: Bench) -> list[str]:
+    """Return the names of the decoders that load the pool of a run of some of these prompts (the
+    same ids and the same version of the task)."""
+    ids, found = {example.id for example in bench.examples}, []
     for name, own in config.decoder.items():
-        if pool := own.get("pool"):
-            samples = ResultsFolder(Path(str(pool)).parent).load_samples()
-            found += [name] * (not ids.isdisjoint(sample.example for sample in samples))
+        folder = ResultsFolder(Path(str(own.get("pool") or "")).parent)
+        if own.get("pool") and (folder.path / RUN).exists():
+            version = folder.load_run().get("task", {}).get("version")
+            measured = {sample.example for sample in folder.load_samples()}
+            found += [name] * (version == bench.task.version and not ids.isdisjoint(measured))
     return found
 
 
@@ -352,7 +355,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "carried_pools": carried_pools(config),
-        "pools_of_these_prompts": pools_of(config, bench.examples),
+        "pools_of_these_prompts": pools_of(config, bench),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         **{name: getattr(config, name) for name in ("repeats", "timing", "published")},

@@ -233,20 +233,21 @@ def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeat
     assert any("repeats of kept also draft from" in line for line in lines) is warned
 
 
-@pytest.mark.parametrize(("task", "warned"), [("prompts", True), ("gsm8k", False)])
-def test_a_pool_from_a_run_of_the_same_prompts_is_a_warning(saved, task, warned):
+@pytest.mark.parametrize("same", [True, False])
+def test_a_pool_from_a_run_of_the_same_prompts_is_a_warning(saved, same):
+    other = saved / "prompts.jsonl"  # another prompt with the same id
+    other.write_text('{"prompt": "abc"}\n')
+    task = TaskSpec("prompts", {"path": "examples" if same else str(other)}, limit=1)
     kept = {"_target_": "ouroboros.Ouroboros", "draft": None, "pool_state": "task"}
-    drafted = {"task": TaskSpec(task, {"path": "examples"}, limit=1), "decoder": {"kept": kept}}
-    pool = (
-        run(run_config(saved, **drafted, results_dir=str(saved / "warm"))).folder.path
-        / "pool-kept.json"
+    warm = run(
+        run_config(saved, task=task, decoder={"kept": kept}, results_dir=str(saved / "warm"))
     )
+    kept = {**kept, "pool_state": "loaded", "pool": str(warm.folder.path / "pool-kept.json")}
     lines: list[str] = []
-    loaded = {"kept": {**kept, "pool_state": "loaded", "pool": str(pool)}}
-    made = run(run_config(saved, decoder=loaded), say=lines.append)
-    assert ("the pools of kept hold completions of these prompts" in lines) is warned
+    made = run(run_config(saved, decoder={"kept": kept}), say=lines.append)
+    assert ("the pools of kept hold completions of these prompts" in lines) is same
     noted = summarise(gather.load(made.folder.path)).notes
-    assert ("The pools of kept held completions of these prompts." in noted) is warned
+    assert ("The pools of kept held completions of these prompts." in noted) is same
 
 
 DAMAGE = [
