@@ -307,7 +307,7 @@ class CustomGenerate:
                 "adapter_names for several rows is not supported: call generate for each row"
             )
         for name in sorted(name for name in MEMORY if getattr(config, name, None)):
-            log.warning(f"{name} has no effect: this library has a cache and engine of its own")
+            log.warning(f"{name} has no effect: transformers' caches and compilation are not used")
         defaults, like = GenerationConfig._get_default_generation_params(), repr(self.decoder)
         for name in sorted(ASSISTANTS):
             if getattr(config, name, None) not in (None, False, defaults.get(name)):
