@@ -101,7 +101,7 @@ class TokenTree:
             tokens=tokens + tokens[:1] * padding,
             parents=parents + (0,) * padding,
             probe=frozenset(range(size, size + padding)),
-            source=source + ("",) * padding if source else (),
+            source=source + ("padding",) * padding if source else (),
             probability=probability + (0.0,) * padding if probability else (),
             logit_nodes=tuple(range(size) if logit_nodes is None else logit_nodes),
             _depths=np.append(depths, [1] * padding) if padding else depths,

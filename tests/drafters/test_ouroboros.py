@@ -9,6 +9,7 @@ from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
 from tiny import StepLog, TableModel, llama, prompt_of
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
+from ouroboros.bench.report.style import SOURCES
 from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
@@ -242,7 +243,8 @@ def test_trees_are_filled_up_to_a_size_that_costs_less(pair):
         assert trace.tokens == decode(pair[0], RootOnly(), prompt, max_new=40).tokens
         sizes = [len(tree) for _, _, tree, _, _ in recorded.steps]
         assert min(sizes[:-1]) >= 4
-        assert draft or any(tree.probe for _, _, tree, _, _ in recorded.steps)
+        fill = {tree.source[at] for _, _, tree, _, _ in recorded.steps for at in tree.probe}
+        assert fill <= {"padding"} <= SOURCES.keys() and (draft or fill)
         paths = [path for _, _, _, _, path in recorded.steps]
         assert max(map(len, paths)) > 1
         assert all(step.drafted < step.scored for step in trace.steps)

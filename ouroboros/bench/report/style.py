@@ -50,10 +50,7 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "draft": (Mark(BLUE), "the draft model's first choice"),
     "judged": (Mark(PURPLE, hatch="//"), "phrase token scored by the draft model"),
     "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
-    "recycled": (
-        Mark(GREEN, line="dashed", hatch=".."),
-        "the target's prediction after a rejected token",
-    ),
+    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "one of the target's earlier predictions"),
     "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool only"),
     "suffix": (Mark(SKY, line="double", hatch="//"), "pool phrase appended to the draft"),
     "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
@@ -62,6 +59,8 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "correction": (Mark("#6e6e6e", line="dashed"), "the target replaced a rejected draft token"),
     "bonus": (Mark("#a6a6a6", line="dotted", hatch="//"), "free token after a full match"),
     "target": (Mark("#c9c9c9", line="none"), "decoded by the target without a draft"),
+    "window": (Mark("#e4e4e4", line="none"), "a cell of the Jacobi window, never accepted"),
+    "padding": (Mark("#e4e4e4", line="none"), "makes the call faster, never accepted"),
     "unknown": (Mark("#e4e4e4", line="none", hatch=".."), "not reported by this engine"),
 }
 """By token source: its mark and its meaning."""
