@@ -212,18 +212,21 @@ class Decoding:
     def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return (accepted path, new tokens). The new tokens are the accepted draft tokens and the
         target's next token, truncated after an end-of-sequence token and to `left` tokens. Raises
-        `ValueError` if there was no distribution to sample from."""
+        `ValueError` if there was no distribution to sample the first new token from; a later one is
+        left to the next step, because the text may end before it."""
         path = tree.longest_match(chosen)
         new = [*[tree.tokens[node] for node in path[1:]], chosen[path[-1]]][: self.left]
         for end, token in enumerate(new, 1):
             if token in self.eos:
                 del new[end:]
                 break
-        if new[-1] == NO_CHOICE:
+        if new == [NO_CHOICE]:
             raise NoDistribution(
-                f"there is no distribution to sample token {len(self.trace.tokens) + len(new) - 1} "
-                "from: the model's logits contain NaN or infinity, or processors exclude every id"
+                f"there is no distribution to sample token {len(self.trace.tokens)} from: the "
+                "model's logits contain NaN or infinity, or processors exclude every id"
             )
+        if new[-1] == NO_CHOICE:
+            del new[-1]
         return path, new
 
     def accept(self, path: Sequence[int], new: Sequence[int]) -> None:

@@ -658,6 +658,9 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
         generate(target, IDS, **reached, **options)
     with pytest.raises(RuntimeError, match="probability"):
         copy.deepcopy(model).generate(IDS, **reached, **SAMPLING)
+    sure = {**options, "draft": target, "stopping_criteria": [Long()]}  # drafts beyond the end
+    ended = generate(target, IDS, **reached, **sure)
+    assert ended[0].tolist() == text[:15]  # nothing is sampled after the end
     greedy = {"max_new_tokens": 25, **reached}
     assert generate(target, IDS, draft=draft, **greedy).tolist() == hf(model, **greedy)
 
