@@ -134,12 +134,10 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
         wrapper.empty()  # weights may have changed since the last call
         wrapper.packed.check(closely=True)
         if wrapper.outdated:
-            if cached is None:
-                made_for = wrappers.pop(role)[0]  # not kept if packing fails
             wrapper.prepack()  # may change the engine, and so the attention
             if cached is None:
                 needed = model.config.get_text_config()._attn_implementation
-                wrappers[role] = made_for, wrapper, needed
+                wrappers[role] = (wrappers[role][0], wrapper, needed)
         yield wrapper
     finally:
         if cached is None and attention != _attention(model):

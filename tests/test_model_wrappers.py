@@ -235,6 +235,20 @@ def test_a_hook_added_between_calls_is_tested(exact):
     assert generate(model, IDS, **rule).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: CachedModel(model, exact=True)]
+)
+def test_inexact_hooks_are_refused_in_each_exact_call(wrap):
+    target = wrap(model := llama(dtype=torch.float32))
+    expected = generate(target, IDS, exact=True, max_new_tokens=20).tolist()
+    hook = model.model.layers[0].register_forward_hook(lambda _, __, out: out @ torch.eye(16))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="computes mm"):
+            generate(target, IDS, exact=True, max_new_tokens=20)
+    hook.remove()
+    assert generate(target, IDS, exact=True, max_new_tokens=20).tolist() == expected
+
+
 def test_a_model_whose_attention_was_changed_is_refused():
     wrapped = CachedModel(llama())
     wrapped.model.set_attn_implementation("eager")

@@ -200,10 +200,12 @@ class CachedModel(TreeModel):
                 if info.device.type == "cuda":
                     self.engine, self.engine_reason = make_exact_static(model, info, cache)
                 else:
-                    self.engine = exact = Exact(model, info, cache)
-                    self.packed = exact.packed = make_exact(model, info)
+                    exact = Exact(model, info, cache)
+                    exact.packed = make_exact(model, info)
                     check_exact(exact)
+                    self.engine, self.packed = exact, exact.packed
             except ValueError:
+                self.packed.drop()  # the next call is refused too
                 model.set_attn_implementation(attention)  # exact attention may not suit the model
                 raise
         else:
