@@ -100,7 +100,7 @@ class Processed(TokenSelector):
         for constraint in self._constraints:
             constraint.start(len(text))
         followed = text  # the text that greedy decoding goes through
-        for _, among in sorted(by_depth.items()):
+        for among in by_depth.values():
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)
