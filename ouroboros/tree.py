@@ -259,7 +259,9 @@ class TreeBuilder:
 
     def graft(self, branches: Iterable[Sequence[int]], at: int = 0, *, source: str = "") -> None:
         """Add `branches` below node `at`. Branches with a common prefix share its nodes, and reuse
-        nodes that the tree already has (except probes)."""
+        nodes that the tree already has (except probes). Raises `ValueError` for an unknown node."""
+        if not 0 <= at < len(self):
+            raise ValueError(f"the tree has nodes 0 to {len(self) - 1}, not {at}")
         for branch in branches:
             node = at
             for token in branch:

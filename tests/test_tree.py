@@ -222,3 +222,9 @@ def test_what_is_built_is_a_valid_tree(tree, below, data):
 def test_what_is_no_tree_is_refused(arguments, reason):
     with pytest.raises(ValueError, match=reason):
         TokenTree(*arguments)
+
+
+@pytest.mark.parametrize("at", [-1, 3])
+def test_a_branch_below_no_node_is_refused(at):
+    with pytest.raises(ValueError, match=f"the tree has nodes 0 to 2, not {at}"):
+        TokenTree.chain(7, [1, 2]).graft([[3]], at=at)
