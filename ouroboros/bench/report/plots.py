@@ -18,7 +18,7 @@ from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
 from ouroboros.bench.report import style
 from ouroboros.bench.report.summary import Summary
 
-SPEEDUP = "speedup over greedy on the same engine (time per token, prefill included)"
+SPEEDUP = "speedup over greedy (time per token, prefill included)"
 BARS = {
     "latency_speedup": (SPEEDUP, "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"),
     "predicted_speedup": (
@@ -55,7 +55,7 @@ def error_bars(summaries: Iterable[Summary]) -> str:
 
 def note(summary: Summary) -> str:
     """Return the small print below a run's bars: host, versions, error bars, repetition."""
-    text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy and other engines (hf_)."
+    text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy, hf_ and llama_cpp."
     repetition = summary.frame["repetition_rate"].dropna()
     if len(repetition):
         text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"

@@ -75,7 +75,7 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     """
     order, names = names, sorted(names)
     ours = [name for name in names if name.startswith("ouroboros")]
-    peers = [name for name in names if name.startswith("hf_")]
+    peers = [name for name in names if name.startswith(("hf_", "llama_cpp"))]
     rest = [name for name in names if name not in (*ours, *peers, "greedy")]
     colours = [colour for colour in OTHERS if len(ours) < 2 or colour != ORANGE]
     marks = {"greedy": Mark(GREY, ".", "dotted")}
@@ -84,7 +84,7 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     for index, name in enumerate(rest):
         marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
     for index, name in enumerate(peers):
-        marks[name] = Mark(GREY, ("x", "d", "P", "h")[index % 4], "dotted")
+        marks[name] = Mark(GREY, "xdPhp*H8"[index % 8], "dotted")
     return {name: marks[name] for name in order}
 
 

@@ -66,10 +66,13 @@ def test_a_sweep_is_drawn_to_scale_or_in_order(summary):
 
 
 def test_marks_do_not_depend_on_the_order_of_decoders():
-    names = ["ouroboros", "greedy", "lookahead", "speculative", "hf_assisted", "ouroboros_cold"]
+    names = ["ouroboros", "greedy", "lookahead", "speculative", "hf_assisted", "llama_cpp"]
+    names += ["ouroboros_cold"]
     marks = decoder_marks(names)
     assert marks == decoder_marks(names[:1] + names[:0:-1]) and list(marks) == names
     looks = {(mark.colour, mark.marker) for mark in marks.values()}
+    grey = {name for name, mark in marks.items() if mark.colour == style.GREY}
+    assert grey == {"greedy", "hf_assisted", "llama_cpp"}
     assert len(looks) == len(names) and len({mark.colour for mark, _ in SOURCES.values()}) > 8
 
 
