@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
@@ -227,7 +228,8 @@ class CachedModel(TreeModel):
         if any(hooks := hooks_of(self.model)):
             self.empty()
             if hooks != self._hooks:
-                check_tree_support(self.model)
+                with _disable_current_modes():  # FlopCounterMode adds hooks; do not count the test
+                    check_tree_support(self.model)
                 self._hooks = hooks
         if (state := model_state(self.model)) != self._weights:
             self.empty()
