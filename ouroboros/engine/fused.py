@@ -338,13 +338,13 @@ def is_hooked(model: nn.Module) -> bool:
 def hooks_of(model: nn.Module) -> list[tuple]:
     """Return the hooks of each module other than `PackedWeights.before_call`: their keys, and the
     id of a replaced `forward`. One more row has torch's global module hooks."""
-    torchs, found = nn.modules.module, []
-    for own in model.modules():
-        before = own._forward_pre_hooks.items()
-        its = [k for k, hook in before if type(getattr(hook, "__self__", 0)) is not PackedWeights]
-        forward = own.__dict__.get("forward")
-        found.append((*its, *own._forward_hooks, *([] if forward is None else [id(forward)])))
-    return [*found, (*torchs._global_forward_hooks, *torchs._global_forward_pre_hooks)]
+    torchs, hooks = nn.modules.module, list[tuple]()
+    for module in model.modules():
+        before = module._forward_pre_hooks.items()
+        keys = [k for k, hook in before if type(getattr(hook, "__self__", 0)) is not PackedWeights]
+        replaced = [id(module.__dict__["forward"])] if "forward" in module.__dict__ else []
+        hooks.append((*keys, *module._forward_hooks, *replaced))
+    return [*hooks, (*torchs._global_forward_hooks, *torchs._global_forward_pre_hooks)]
 
 
 def _bias(*layers: Any) -> torch.Tensor | None:

@@ -137,11 +137,11 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 
 
 def active_modes() -> tuple:
-    """Return the active dispatch and function modes, such as a counter of operations, without
-    `torch.device`, which changes no call, and this library's own."""
+    """Return the active dispatch and function modes, such as `FlopCounterMode`, except
+    `torch.device`, which changes no result, and those of this library."""
     modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
-    own = DeviceContext.__module__, "ouroboros.engine.exact"
-    return tuple(mode for mode in modes if type(mode).__module__ not in own)
+    exempt = DeviceContext.__module__, "ouroboros.engine.exact"
+    return tuple(mode for mode in modes if type(mode).__module__ not in exempt)
 
 
 def _fact(value: Any) -> object:

@@ -97,7 +97,9 @@ class DatasetTask:
             raise ValueError(f"task={self.name} needs task.path={self.needs_path}")
         if self.revision and (self.path or not self.hub):
             source = "has a path" if self.path else "is on no hub"
-            raise ValueError(f"task.revision={self.revision}, but task={self.name} {source}")
+            raise ValueError(
+                f"task.revision={self.revision}, but task={self.name} {source}: leave it out"
+            )
         self.stop = self.prompt.stop if self.stop is None else self.stop
 
     @property
