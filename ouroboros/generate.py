@@ -226,9 +226,10 @@ class CustomGenerate:
     """A callable for `model.generate(..., custom_generate=...)`; create it with `custom_generate`.
 
     Lengths, end-of-sequence ids and sampling come from the generation config. Pass `streamer` and
-    `assistant_model` here: `model.generate` silently drops its arguments of these names. All calls
-    with the same models share one decoder, which with `pool_state="task"` keeps its phrases from
-    prompt to prompt. `settings` are the decoder's; for all other arguments see `generate`.
+    `assistant_model` here: `model.generate` silently drops its arguments of these names. It also
+    drops `tokenizer`, so instead of `stop_strings` pass transformers' `StopStringCriteria`. All
+    calls with the same models share one decoder, which with `pool_state="task"` keeps its phrases
+    from prompt to prompt. `settings` are the decoder's; for all other arguments see `generate`.
     """
 
     def __init__(

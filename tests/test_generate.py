@@ -27,6 +27,7 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
+    StopStringCriteria,
     TopKLogitsWarper,
     dynamic_module_utils,
 )
@@ -219,6 +220,9 @@ def test_stop_strings_end_where_transformers_ends():
     expected = hf(model, ids, max_new_tokens=40, **options)
     assert len(expected[0]) < len(ids[0]) + 40
     assert generate(model, ids, **rule, **options).tolist() == expected
+    criteria = [StopStringCriteria(tokenizer, options["stop_strings"])]
+    found = run("custom_generate", model, ids, **rule, stopping_criteria=criteria)
+    assert found.tolist() == expected  # transformers drops `tokenizer` for a callable
     model.generation_config.stop_strings = options["stop_strings"]
     assert generate(model, ids, **rule, tokenizer=tokenizer).tolist() == expected
     assert model.generation_config.stop_strings == options["stop_strings"]
