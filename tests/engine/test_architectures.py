@@ -143,6 +143,10 @@ def test_hooks_that_act_otherwise_in_short_calls_are_refused(at, when):
             with pytest.raises(ValueError, match="other logits in short calls"):
                 call()
         hook.remove()
+    forward = own.forward
+    own.forward = lambda *args, **options: steer(own, args, forward(*args, **options))
+    with pytest.raises(ValueError, match="other logits in short calls"):
+        wrapped.new_sequence()
 
 
 def test_the_trial_leaves_the_config_as_it_was():
