@@ -85,6 +85,6 @@ def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> N
     for table in terminal_tables(summary, console.width):
         console.print(table)
         print()
-    if (prompts := summary.facts.prompts) < FEWEST_PROMPTS:
+    if (prompts := summary.facts.prompts) < FEWEST_PROMPTS and len(summary.frame) > 1:
         few = f"{prompts} prompt{'s' * (prompts != 1)}"
         print(f"{few}: too few to say which decoder is faster (at least {FEWEST_PROMPTS})\n")
