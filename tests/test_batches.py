@@ -53,8 +53,8 @@ def run(decodings: Sequence[Decoding], size: int, *, refill: bool = True) -> lis
 def test_random_trees_together_give_each_text_alone(name):
     """Ragged prompts, arrivals, departures, ends in the middle, rows without a draft, pauses."""
     target = CachedModel(build(config_of(name, SUPPORTED[name])))
-    if name in ONE_BY_ONE:
-        assert ONE_BY_ONE[name] in (target.why_not_together() or "")
+    if name in ONE_BY_ONE and (reason := target.why_not_together()):  # older transformers differ
+        assert ONE_BY_ONE[name] in reason
         with pytest.raises(ValueError, match="scores one sequence at a time"):
             run([begin(target, RootOnly(), [5, 6], max_new=3) for _ in range(2)], 2)
         return
