@@ -238,8 +238,9 @@ def test_a_hook_added_between_calls_is_tested(exact):
 @pytest.mark.parametrize(
     "wrap", [lambda model: model, lambda model: CachedModel(model, exact=True)]
 )
-def test_inexact_hooks_are_refused_in_each_exact_call(wrap):
-    target = wrap(model := llama(dtype=torch.float32))
+@pytest.mark.parametrize("build", [llama, gemma3])
+def test_inexact_hooks_are_refused_in_each_exact_call(wrap, build):
+    target = wrap(model := build().float())
     expected = generate(target, IDS, exact=True, max_new_tokens=20).tolist()
     hook = model.model.layers[0].register_forward_hook(lambda _, __, out: out @ torch.eye(16))
     for _ in range(2):

@@ -230,6 +230,8 @@ class CachedModel(TreeModel):
             if hooks != self._hooks:
                 with _disable_current_modes():  # FlopCounterMode adds hooks; do not count the test
                     check_tree_support(self.model)
+                    if isinstance(self.engine, Exact):
+                        check_exact(self.engine)
                 self._hooks = hooks
         if (state := model_state(self.model)) != self._weights:
             self.empty()
