@@ -139,6 +139,8 @@ def module_facts(model: torch.nn.Module) -> list[tuple]:
 def active_modes() -> tuple:
     """Return the active dispatch and function modes, such as `FlopCounterMode`, except
     `torch.device`, which changes no result, and those of this library."""
+    if not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()):
+        return ()  # this runs for each packed layer of each call
     modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
     exempt = DeviceContext.__module__, "ouroboros.engine.exact"
     return tuple(mode for mode in modes if type(mode).__module__ not in exempt)

@@ -193,14 +193,14 @@ def test_options_of_sampling_at_temperature_0_are_told(saved, sampling, warned):
     assert any(line.endswith(" has no effect") for line in lines) is warned
 
 
-@pytest.mark.parametrize(("temperature", "told"), [(0.0, True), (0.7, False)])
-def test_rejection_sampling_at_temperature_0_is_told(saved, temperature, told):
+@pytest.mark.parametrize(("temperature", "warned"), [(0.0, True), (0.7, False)])
+def test_rejection_sampling_at_temperature_0_is_told(saved, temperature, warned):
     own = {**decoder_config("speculative"), "draft": "x", "verification": "rejection"}
     config = run_config(saved, decoder={"own": own}, sampling=Sampling(temperature=temperature))
     bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], examples=[])
     bench.target = SimpleNamespace(device=torch.device("cpu"))
     said = "at temperature=0 decoder.own.verification=rejection has no effect"
-    assert (said in caveats(config, bench, {"cpu_percent": 0.0})) is told
+    assert (said in caveats(config, bench, {"cpu_percent": 0.0})) is warned
 
 
 @pytest.mark.parametrize(
