@@ -23,7 +23,7 @@ from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.run import caveats, rebuild, run
+from ouroboros.bench.run.run import caveats, pools_of, rebuild, run
 from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.decoder_factory import decoder_config
@@ -244,7 +244,9 @@ def test_a_pool_from_a_run_of_the_same_prompts_is_a_warning(saved, same):
     )
     kept = {**kept, "pool_state": "loaded", "pool": str(warm.folder.path / "pool-kept.json")}
     lines: list[str] = []
-    made = run(run_config(saved, decoder={"kept": kept}), say=lines.append)
+    made = run(config := run_config(saved, decoder={"kept": kept}), say=lines.append)
+    other_prompts = replace(made.bench, examples=made.bench.examples[1:])
+    assert not pools_of(config, other_prompts)
     assert ("the pools of kept hold completions of these prompts" in lines) is same
     noted = summarise(gather.load(made.folder.path)).notes
     assert ("The pools of kept held completions of these prompts." in noted) is same
