@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    Cache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -507,9 +508,9 @@ def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
                 raise ValueError(
                     "position_ids other than 0, 1, 2, ... are not supported: omit them"
                 )
-        elif name == "past_key_values":
+        elif isinstance(value, Cache):  # named "cache" since transformers 5.24
             if getattr(value, "_is_user_defined", False) or value.get_seq_length():
-                raise ValueError("past_key_values of your own are not supported: omit them")
+                raise ValueError(f"{name} of your own is not supported: omit it")
         else:
             raise ValueError(
                 f"{name} is not supported: it would have no effect; give input_ids only"

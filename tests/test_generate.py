@@ -773,7 +773,8 @@ def test_what_is_wrong_is_named(models, door, options, reason):
 
 def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
     inputs = dict.fromkeys(("pixel_values", "inputs_embeds"), torch.zeros(1, 6))
-    inputs |= {"position_ids": IDS, "past_key_values": DynamicCache((torch.zeros(2, 1, 1, 3, 1),))}
+    own = DynamicCache((torch.zeros(2, 1, 1, 3, 1),))
+    inputs |= {"position_ids": IDS, "past_key_values": own, "cache": own}
     inputs |= {"mm_encoder_outputs": {"image": torch.zeros(1, 6)}}
     axes = torch.arange(6).expand(4, 1, 6)  # positions of multimodal models; there are no images
     assert _prompts(IDS, {"mm_encoder_outputs": {}, "position_ids": axes}) == IDS.tolist()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from ouroboros.engine.cache import cache_argument
 from ouroboros.engine.quantised import dequantise, quantised_by
 
 
@@ -33,7 +34,7 @@ def plain_logits(
     cache, logits = DynamicCache(config=model.config), []
     for index, ids in enumerate(calls):
         batch = torch.tensor([ids], device=weight.device)
-        out = model(batch, past_key_values=cache, use_cache=True)
+        out = model(batch, use_cache=True, **{cache_argument(model): cache})
         logits.append(out.logits[0, 0 if index else len(prompt) - 1 :].double())
     return torch.cat(logits)[: len(new)]
 

@@ -10,6 +10,7 @@ Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from itertools import count
 from weakref import WeakValueDictionary
 
 import torch
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 
@@ -41,6 +42,9 @@ class ModelInfo:
     - `layer_types`: "full_attention" or "sliding_attention" for each layer; None if all are the
       same
     - `layers`: the KV cache shape of each layer
+    - `text`: token ids for trial calls, such as the model itself would write
+    - `rounding`: largest difference between two of the model's own ways to compute the logits of
+      this text, in standard deviations (see `logit_error`)
     """
 
     max_len: int
@@ -50,6 +54,13 @@ class ModelInfo:
     device: torch.device
     dtype: torch.dtype
     layers: list[LayerShape]
+    text: tuple[int, ...] = ()
+    rounding: float = 0.0
+
+    @property
+    def tolerance(self) -> float:
+        """The largest allowed difference between two engines' logits, in standard deviations."""
+        return max(tolerance(self.dtype), 2 * self.rounding)
 
 
 EXCLUDED = 1e3  # logits this far below the best are ignored
@@ -67,6 +78,12 @@ def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name of the KV cache's argument in a model's `forward`: "cache" since transformers
+    5.24, "past_key_values" before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class SlotLayer(DynamicLayer):

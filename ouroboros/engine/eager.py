@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ouroboros.engine.cache import ModelInfo, SlotCache
+from ouroboros.engine.cache import ModelInfo, SlotCache, cache_argument
 from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.tree import ROOT, TokenTree
@@ -56,6 +56,7 @@ class Eager:
         self.model = model
         self.info = info
         self.cache = cache
+        self.cache_argument = cache_argument(model)
         self.forwards = 0
         self.captures_jointly = False
 
@@ -152,8 +153,8 @@ class Eager:
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=self.cache if cache is None else cache,
             use_cache=True,
             logits_to_keep=keep,
+            **{self.cache_argument: self.cache if cache is None else cache},
         )
         return out.logits[0]

@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 from typing import Literal, get_args
 
-import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import ModelInfo, SlotCache, logit_error, tolerance
+from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.static import Static
-from ouroboros.tree import TokenTree
+from ouroboros.engine.trial import why_different
 
 EngineName = Literal["auto", "eager", "fused", "static", "tuned"]
-TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
 log = logging.getLogger(__name__)
 
 
@@ -53,35 +51,3 @@ def select_engine(
         reasons.append(f"not captured {how}: {reason}")
         log.warning("%s is %s", type(model).__name__, reasons[-1])
     return eager, "; ".join(reasons)
-
-
-def why_different(engine: Eager, reference: Eager) -> str | None:
-    """Compare an engine's logits with those of the reference; return how they differ, or the error
-    of a failed call; None if they agree.
-
-    Each size is tried twice with different inputs, to detect a graph that replays the inputs of its
-    capture. Overwrites the first slots of both caches.
-    """
-    info = reference.info
-    layers = engine.compiled if isinstance(engine, Static) else None
-    if layers and layers.how["backend"] and not layers.compiled:
-        return "its decoder layers were not found"
-    try:
-        for nodes in (size for size in TRIAL_NODES if size < info.max_len):
-            for first in (1, 4):
-                missing = [first % info.vocab_size] * (nodes > 1)
-                count = max(1, nodes - 1)  # every second node has two children
-                tokens = tuple((first + node) % info.vocab_size for node in range(count))
-                tree = TokenTree(tokens, (-1, *((node - 1) // 2 * 2 for node in range(1, count))))
-                with torch.inference_mode():
-                    logits = engine.run(0, missing, tree).double()
-                    expected = reference.run(0, missing, tree).double()
-                error = logit_error(logits, expected)
-                if not error < tolerance(info.dtype):
-                    return f"its logits are off by {error:.2g} standard deviations"
-    except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
-    finally:
-        reference.cache.set_length(0)
-        engine.forwards = reference.forwards = 0
-    return None

@@ -30,13 +30,13 @@ from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager, make_room
-from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.exact import CANNOT, TEXT, Operators, Reach, check_exact, check_operators
 from ouroboros.engine.fused import is_hooked
 from ouroboros.engine.joint import register
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import NODES, Static, module_facts, padded_slots
 from ouroboros.engine.tables import unpack_jointly
+from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import TYPES
 from ouroboros.engine.triton_exact import HEAD, PART, TAILS, WIDEST, exact_attention, triton
 from ouroboros.tree import TokenTree

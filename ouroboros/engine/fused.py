@@ -26,12 +26,12 @@ from transformers import Cache, PreTrainedModel
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.cpu_kernels import BARRIER, FEW, PIECE, POOL, kernels
 from ouroboros.engine.eager import Eager
-from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import MOST, PackedWeights, can_be_packed, prepack_linears
 from ouroboros.engine.static import module_facts
+from ouroboros.engine.trial import why_different
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
 ROPES = ("default", "linear", "llama3", "yarn")  # RoPE types with angles fixed by the position
@@ -376,28 +376,33 @@ def _layer(module: Any) -> DecoderLayer:
 
 def fuse(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool, timed: bool
-) -> Fused | None:
-    """Pack a model's linear layers and return an engine that calls kernels. Return None if the
-    model is not built like Llama, if test calls are not exact, or, if `timed`, if packed weights
-    are slower here. `demanded`: see `Fused`. Test calls overwrite the cache's first slots."""
+) -> tuple[Fused | None, str]:
+    """Pack a model's linear layers and return an engine that calls kernels, and "". Return None and
+    the reason if the model is not built like Llama, if test calls are not exact, or, if `timed`, if
+    packed weights are slower here. `demanded`: see `Fused`. Test calls overwrite the cache's first
+    slots."""
     if not _is_llama_like(model, info):
-        return None
+        kinds = f"{', '.join(TYPES)} models without hooks, in float32 or bfloat16"
+        return None, f"the CPU kernels run {kinds}, not this one in {info.dtype}"
     try:
         layers = [_layer(layer) for layer in model.model.layers]  # type: ignore[union-attr]
         groups = [group for layer in layers for group in (layer.qkv, layer.gate_up)]
         packed = prepack_linears(model, every=True, timed=timed, groups=groups)
         if not packed.layers:
-            return None
+            return (
+                None,
+                "packed weights are not faster on this machine, or do not fit",
+            )
         engine = Fused(model, info, cache, packed)
         reason = why_different(engine, Eager(model, info, cache))
         if reason is None:
             check_exact(engine)
             engine.demanded = demanded
-            return engine
+            return engine, ""
     except ValueError as error:
         reason = str(error)
     log.warning("%s is called by its modules: %s", type(model).__name__, reason)
-    return None
+    return None, reason
 
 
 def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:

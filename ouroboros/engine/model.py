@@ -32,7 +32,8 @@ from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.static import attention_of, model_state, shape_of
-from ouroboros.engine.support import check_tree_support, why_not_jointly
+from ouroboros.engine.support import check_tree_support
+from ouroboros.engine.trial import why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
 
@@ -192,7 +193,9 @@ class CachedModel(TreeModel):
         cache.set_length(0)
         timed = self._timed and not self._demanded
         how: dict = {"demanded": self._demanded, "timed": timed}
-        fused = fuse(model, info, cache, **how) if self._fusible else None
+        fused, reason = fuse(model, info, cache, **how) if self._fusible else (None, "")
+        if info.device.type == "cpu":
+            self.engine_reason = reason
         if fused is not None:
             self.engine, self.packed = fused, fused.packed
         elif self._demanded:
@@ -473,26 +476,26 @@ class CachedModel(TreeModel):
         - "exact": whether a token's logits are bitwise identical in every call
         - "captured", "compiled": whether calls are captured and decoder layers compiled
         - "attention": the name of the attention implementation
-        - "fallback": on a GPU, why calls are not captured with compiled layers and our attention
-          kernel; None if they are, and on a CPU
+        - "fallback": why calls are not captured with compiled layers and our attention kernel on a
+          GPU, or not run by kernels on a CPU; None if they are
         """
         attention = attention_of(self.model)
         captured = getattr(self.engine, "graphs", False)
         captured = captured and not getattr(self.engine, "hooked", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
-        slow = "" if captured and compiled else "not captured with compiled layers"
-        reasons = [self.engine_reason or slow]
-        if attention not in (KERNEL_NAME, EXACT_NAME):
-            reasons.append(f"attention is {attention}: {self.attention_reason}")
+        reasons = [self.engine_reason]
+        if self.device.type == "cuda":
+            slow = "" if captured and compiled else "not captured with compiled layers"
+            reasons = [self.engine_reason or slow]
+            if attention not in (KERNEL_NAME, EXACT_NAME):
+                reasons.append(f"attention is {attention}: {self.attention_reason}")
         return {
             "engine": type(self.engine).__name__.lower(),
             "exact": self.exact,
             "captured": captured,
             "compiled": compiled,
             "attention": attention,
-            "fallback": "; ".join(filter(None, reasons)) or None
-            if self.device.type == "cuda"
-            else None,
+            "fallback": "; ".join(filter(None, reasons)) or None,
         }
 
     def _give_slots(self, sequence: CachedSequence) -> None:

@@ -90,13 +90,16 @@ class Packed:
         expected = expected // len(weight) * -(-len(weight) // COLUMNS) * COLUMNS
         use_huge_pages(address := torch.ops.mkldnn.data_ptr(self.weight), size)
         half = weight.dtype == torch.bfloat16
-        if size == expected and can_multiply(half) and not (half and weight.shape[1] % 2):
+        fits = can_multiply(half) and not (half and weight.shape[1] % 2)
+        if fits and size == expected:
             self.address = address
-        own = self.always and weight.dtype == torch.float32 and can_multiply(False)
-        # in some versions of oneDNN the order of additions depends on the row count
-        if own and self.address and not _gives_the_same_bits(self.shape, weight.dtype):
+        if not (fits and self.always):
+            return
+        # with AMX, and in some versions of oneDNN, the order of additions depends on the row count
+        if not (self.address and _gives_the_same_bits(self.shape, weight.dtype)):
             padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
-            self.weight = padded.view(-1, COLUMNS, weight.shape[1]).mT.contiguous()
+            steps = padded.view(-1, COLUMNS, weight.shape[1] // (1 + half), 1 + half)
+            self.weight = steps.transpose(1, 2).contiguous()  # bfloat16: pairs of inputs
             self.address, self.alone = self.weight.data_ptr(), True
             use_huge_pages(self.address, self.weight.nbytes)
 
@@ -243,7 +246,7 @@ class PackedWeights:
 
     def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         """Forward pre-hook of the model: `check` some elements when a sequence begins."""
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
         if cache is None or not cache.get_seq_length():
             self.check(closely=False)
 

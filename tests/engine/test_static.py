@@ -24,17 +24,18 @@ from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
-from ouroboros.engine.engine_choice import select_engine, why_different
+from ouroboros.engine.engine_choice import select_engine
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import HEAD
 from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 CACHE = SimpleNamespace(set_length=lambda length: None)
-INFO = SimpleNamespace(max_len=64, vocab_size=400, dtype=torch.bfloat16)
+INFO = SimpleNamespace(max_len=64, text=(3, 5, 7), tolerance=0.25)
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
 
 

@@ -1,0 +1,61 @@
+"""Trial calls on a model with massive activations, as real models have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import llama
+
+from ouroboros import CachedModel
+from ouroboros.engine import prepack
+from ouroboros.engine.cache import tolerance
+from ouroboros.engine.eager import Eager
+from ouroboros.engine.fused import Fused
+from ouroboros.engine.prepack import ROWS
+from ouroboros.engine.trial import why_different
+
+HALF = torch.bfloat16
+
+
+def massive() -> torch.nn.Module:
+    """A bfloat16 model in which one input of a down projection is written thousands of times larger
+    than the others to one feature, so that rounding there exceeds the spread of the logits."""
+    model = llama(dtype=HALF, hidden_size=64, head_dim=16, num_hidden_layers=4)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[5, 3] = 3e3
+    return model
+
+
+@pytest.fixture(autouse=True)
+def packed_is_faster(monkeypatch):
+    monkeypatch.setattr(
+        prepack, "_time_both", lambda layers: ([9.0] * len(ROWS), [1.0] * len(ROWS))
+    )
+
+
+def test_the_models_own_rounding_is_the_unit_of_trials():
+    model = CachedModel(massive())
+    assert model.engine.info.tolerance > tolerance(HALF)
+    assert model.why_not_together() is None
+    model.prepack()
+    facts = model.describe_engine()
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert isinstance(model.engine, Fused) and facts["fallback"] is None
+    else:
+        assert "the CPU kernels run" in facts["fallback"]
+
+
+def test_an_engine_with_another_mistake_is_still_refused():
+    right, wrong = massive(), massive()
+    with torch.no_grad():
+        wrong.model.layers[2].input_layernorm.weight.neg_()
+    engine, other = (CachedModel(model, engine="eager").engine for model in (right, wrong))
+    assert isinstance(engine, Eager) and why_different(engine, engine) is None
+    assert "standard deviations" in why_different(other, engine)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float16), ids=str)
+def test_a_dtype_without_kernels_is_given_as_the_reason(dtype):
+    model = CachedModel(llama(dtype=dtype))
+    model.prepack()
+    assert str(dtype) in model.describe_engine()["fallback"]
