@@ -1,5 +1,4 @@
-# make bench   install into .venv, then run seven decoders on the reference pair, at a temperature at
-#              which its text is as repetitive as a real model's
+# make bench   install into .venv, then run seven decoders on the reference pair
 # make test    install the development packages, then run the tests (GPU kernels in the interpreter) except
 #              those marked slow; make test-all runs them too
 # make check   run linter and type checker; check that the tables in the docs match results/
@@ -14,6 +13,7 @@ INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 EXTRA := bench
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+MODEL := 'from ouroboros.models.load import model_path; model_path("reference/draft")'
 DRAFTER := 'from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit; warm_up_jit()'
 KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
 	kernels(torch.float32); kernels(torch.bfloat16)'
@@ -22,7 +22,7 @@ KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
 .PHONY: bench test test-all check tune evidence tables docs clean
 
 bench: $(INSTALLED)
-	$(BIN)/ouroboros bench temperature=0.32 $(ARGS)
+	$(BIN)/ouroboros bench $(ARGS)
 
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
@@ -48,13 +48,14 @@ docs: $(INSTALLED)
 	$(PIP) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# torch comes first and pinned, so that nothing else pulls in another build of it. Drafter and kernels are compiled
-# while the other packages are installed; if that fails, their first use compiles them. --no-compile: Python compiles
-# the few modules that are used.
+# torch comes first and pinned, so that nothing else pulls in another build of it. Drafter and kernels are compiled,
+# and the reference model converted, while the other packages are installed; if that fails, their first use does it.
+# --no-compile: Python compiles the few modules that are used.
 $(INSTALLED) $(DEVELOPED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) torch numba filelock
-	$(BIN)/python -c $(DRAFTER) & $(BIN)/python -c $(KERNELS) & \
+	$(PIP) torch numba filelock transformers gguf accelerate
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement reference.txt
+	$(BIN)/python -c $(MODEL) & $(BIN)/python -c $(DRAFTER) & $(BIN)/python -c $(KERNELS) & \
 	$(PIP) --editable '.[$(EXTRA)]'; code=$$?; wait; exit $$code
 	touch $(INSTALLED) $@
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ouroboros.drafters.pool import PhrasePool
     from ouroboros.engine.model import CachedModel
     from ouroboros.generate import custom_generate, generate
-    from ouroboros.reference_pair import ReferencePair, reference
+    from ouroboros.models.load import load
+    from ouroboros.models.reference import ReferencePair, reference
     from ouroboros.select import Sampler, argmax
     from ouroboros.trace import DecodeTrace, StepRecord
     from ouroboros.tree import TokenTree
@@ -31,7 +32,8 @@ _MODULES = {
     "PhrasePool": "drafters.pool",
     "CachedModel": "engine.model",
     **dict.fromkeys(("custom_generate", "generate"), "generate"),
-    **dict.fromkeys(("ReferencePair", "reference"), "reference_pair"),
+    "load": "models.load",
+    **dict.fromkeys(("ReferencePair", "reference"), "models.reference"),
     **dict.fromkeys(("Sampler", "argmax"), "select"),
     **dict.fromkeys(("DecodeTrace", "StepRecord"), "trace"),
     "TokenTree": "tree",

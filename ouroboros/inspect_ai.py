@@ -12,8 +12,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from ouroboros.bench.run.pair import model_path
 from ouroboros.lm_eval import decode_with, pop_settings
+from ouroboros.models.load import model_path
 
 if find_spec("inspect_ai") is not None:  # optional, so this module can be imported without it
     from inspect_ai.model import modelapi

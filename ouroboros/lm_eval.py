@@ -20,11 +20,11 @@ from transformers.generation.streamers import BaseStreamer
 import ouroboros
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.pair import model_path
 from ouroboros.decoder_factory import decoder_settings
 from ouroboros.engine.model import CachedModel
 from ouroboros.generate import DRAFT_CONTEXT, CustomGenerate
 from ouroboros.model_wrappers import Model
+from ouroboros.models.load import model_path
 
 if find_spec("lm_eval") is not None:
     from lm_eval.models.huggingface import HFLM

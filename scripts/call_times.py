@@ -26,9 +26,10 @@ from save_standin import write_gguf
 from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel
-from ouroboros.bench.run.pair import cpu, model_path
+from ouroboros.bench.run.pair import cpu
 from ouroboros.engine.prepack import use_huge_pages
 from ouroboros.engine.quantised import bytes_of
+from ouroboros.models.load import model_path
 from ouroboros.standin import embed, shape
 from ouroboros.tree import TokenTree
 

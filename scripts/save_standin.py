@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
-from ouroboros.bench.run.pair import model_path
 from ouroboros.engine.quantised import bytes_of
+from ouroboros.models.load import model_path
 from ouroboros.standin import embed, shape
 
 CARD = """# Stand-in of shape {shape}

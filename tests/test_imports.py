@@ -17,7 +17,7 @@ ROOMS = (
     *("instantiate", "jit", "noise", "tree", "trace", "select"),
     *("engine", "vocab", "calls", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
-    *("generate", "testing", "reference_pair"),
+    *("models", "generate", "testing"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
     *("bench.replay", "bench.report", "tuning", "cli", "__main__"),
 )

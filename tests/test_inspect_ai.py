@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ouroboros.reference_pair import FOLDER
+from ouroboros.models.load import model_path
 
 inspect_ai = pytest.importorskip("inspect_ai")
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def completions(tmp_path, model: str, **options) -> list[str]:
 
 
 def test_completions_are_those_of_hf(tmp_path):
-    plain = completions(tmp_path, f"hf/{FOLDER / 'target'}")
+    plain = completions(tmp_path, f"hf/{model_path('reference/target')}")
     for decoder in ("speculative", "ouroboros"):
         pair = {"draft": "reference/draft", "decoder": decoder}
         assert completions(tmp_path, "ouroboros/reference/target", **pair) == plain

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from ouroboros.reference_pair import FOLDER
+from ouroboros.models.load import model_path
 
 lm_eval = pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def evaluate(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(evaluate) -> dict[int, str]:
     """The completions of `hf`."""
-    return evaluate(HFLM(str(FOLDER / "target"), **OPTIONS))[0]
+    return evaluate(HFLM(model_path("reference/target"), **OPTIONS))[0]
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative", "ouroboros"])

@@ -23,7 +23,7 @@ from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.pair import PairSpec, dtype_of, load_pair, model_path
+from ouroboros.bench.run.pair import PairSpec, dtype_of, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import new_folder, print_table
 from ouroboros.cli.replay import check_draft
@@ -31,6 +31,7 @@ from ouroboros.costs import Costs
 from ouroboros.costs.timing import config_of, footprint_of
 from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_sizes, check_whole
+from ouroboros.models.load import model_path
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.evidence import measured_evidence, recorded_evidence
 

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 import ouroboros.lm_eval  # noqa: F401  (registers the model; later releases find it themselves)
 from ouroboros.bench.run.identity import without_paths
 from ouroboros.bench.tasks.humaneval import HumanEval
-from ouroboros.reference_pair import FOLDER
+from ouroboros.models.load import model_path
 
 STRIDE = 8  # every eighth of 164 prompts
 MAX_NEW = 96
@@ -58,10 +58,11 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tasks, expected = write_task(Path(folder)), None
         for decoder in ("hf", *DECODERS):
+            plain = f"pretrained={model_path('reference/target')}"
             pair = f"pretrained=reference/target,draft=reference/draft,decoder={decoder}"
             found = simple_evaluate(
                 "hf" if decoder == "hf" else "ouroboros",
-                f"{f'pretrained={FOLDER}/target' if decoder == 'hf' else pair},dtype=float32",
+                f"{plain if decoder == 'hf' else pair},dtype=float32",
                 tasks=[NAME],
                 task_manager=tasks,
                 device="cpu",

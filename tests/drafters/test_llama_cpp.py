@@ -12,7 +12,7 @@ from parts import run_peer
 from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel, decode
-from ouroboros.bench.run.pair import model_path
+from ouroboros.models.load import model_path
 from ouroboros.select import Sampler
 
 

@@ -21,7 +21,7 @@ from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.pair import model_path
+from ouroboros.models.load import model_path
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
 STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "verify_ms", "host_ms")

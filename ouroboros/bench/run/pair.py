@@ -14,12 +14,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
+from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_whole, instantiate
-
-PACKAGE = Path(standin.__file__).parent
+from ouroboros.models.load import model_path
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PairSpec:
     """The options `model.*` of a run, from which `load_pair` loads the models.
 
     - `name`: the pair's name in titles and in the name of the results folder
-    - `target`, `draft`: hub ids or folders; "reference/target" and "reference/draft" are shipped
+    - `target`, `draft`: hub ids, folders, GGUF files, "reference/target" or "reference/draft"
     - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
     - `engine`, `exact` (for the target only), `max_len`: as in `CachedModel`
     - `standin`: {"target": name, "draft": name}, shapes by name (see `standin.shape`): embed each
@@ -168,13 +168,13 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
 
 
 def dtype_of(spec: PairSpec) -> torch.dtype:
-    """Return the models' dtype. "auto" is bfloat16 if the device is fast at it, else float16 on a
-    GPU and float32 on a CPU. Raises `ValueError` for an unknown dtype."""
+    """Return the models' dtype. "auto" is bfloat16 on a GPU that has it, else float16; on a CPU
+    bfloat16 if the kernels of `CachedModel` have it, which make exact calls, else float32. Raises
+    `ValueError` for an unknown dtype."""
     if spec.dtype == "auto" and spec.device_name.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if spec.dtype == "auto":
-        fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if can_multiply(bfloat16=True) else torch.float32
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(
@@ -196,12 +196,6 @@ def load_tokenizer(spec: PairSpec):
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
     check_round_trip(tokenizer, str(spec.target))
     return tokenizer
-
-
-def model_path(name: str) -> str:
-    """Return the folder of a shipped model, "reference/target" or "reference/draft"; any other name
-    (hub id or folder) is returned unchanged."""
-    return str(PACKAGE / name) if name.startswith("reference/") else name
 
 
 def cpu() -> tuple[str, frozenset[str]]:

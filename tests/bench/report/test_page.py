@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.viewer import LETTERS, find_tokenizer, splitter, viewer_run
-from ouroboros.bench.run.pair import PACKAGE
 from ouroboros.cli.main import main
+from ouroboros.models.load import model_path
 
 PAIR = {**RUN["model"], "target": "reference/target"}
 
@@ -48,7 +48,7 @@ def test_a_viewer_takes_prompts_at_even_distances(tmp_path):
 
 
 def test_token_texts_never_break_a_character():
-    tokenizer = Tokenizer.from_file(str(PACKAGE / "reference/target/tokenizer.json"))
+    tokenizer = Tokenizer.from_file(f"{model_path('reference/target')}/tokenizer.json")
     text = "def f():\n    return 'é🙂'"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     split = splitter(find_tokenizer("reference/target"))
@@ -65,7 +65,7 @@ def test_tokens_are_ids_without_the_runs_own_tokenizer(tmp_path):
 
 
 def test_a_run_of_models_given_by_paths_keeps_its_tokenizer(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(PACKAGE / "reference/target")
+    tokenizer = AutoTokenizer.from_pretrained(model_path("reference/target"))
     ids = tuple(tokenizer("def f(x):", add_special_tokens=False).input_ids)
     own = sample("a", "greedy", [step(0, 0)] * len(ids), tokens=ids)
     folder = write_run(tmp_path, {**RUN, "model": {**PAIR, "target": "gone"}}, [own])

@@ -1,0 +1,1 @@
+"""Where models come from: hub ids, folders, GGUF files, the reference pair, distilled drafts."""
