@@ -46,10 +46,10 @@ SHAPES = {
     "llama-2-70b": (8192, 80, 64, 8, 28672, 32000),
     "qwen2.5-7b": (3584, 28, 28, 4, 18944, 152064),
     "qwen2.5-32b": (5120, 64, 40, 8, 27648, 152064),
-    "cpu-target": (1024, 8, 8, 2, 8192, 8192),
-    "cpu-draft": (1024, 3, 8, 2, 2816, 8192),
+    "smollm2-360m": (960, 32, 15, 5, 2560, 49152, 64),
 }
-"""The `FIELDS` of named shapes, all with head dimension 128. Qwen shapes are built as Llama."""
+"""The `FIELDS` of named shapes, and the head dimension if it is not 128. Qwen shapes are built as
+Llama."""
 
 
 def shape(name: str) -> LlamaConfig:
@@ -58,10 +58,10 @@ def shape(name: str) -> LlamaConfig:
     whole, _, layers = name.partition("@")
     if whole not in SHAPES or (layers and not layers.isdecimal()):
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
-    dims = dict(zip(FIELDS, SHAPES[whole], strict=True))
+    dims = {"head_dim": 128} | dict(zip((*FIELDS, "head_dim"), SHAPES[whole], strict=False))
     if layers:
         dims["num_hidden_layers"] = int(layers)
-    return LlamaConfig(**dims, head_dim=128)  # type: ignore[arg-type]
+    return LlamaConfig(**dims)  # type: ignore[arg-type]
 
 
 def embed(
@@ -75,16 +75,18 @@ def embed(
     """Return a model with the dimensions of the config `shape` that computes the core's function.
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
-    Rotary parameters, maximum position, activation, special ids and generation config are the
-    core's; `core` and `shape` are not modified. Embeddings are never tied. The first layers are the
-    core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is possible in
-    float16). `seed` determines the unused weights; they differ between CPU and GPU. In bfloat16,
+    Rotary parameters, maximum position, activation, special ids, head dimension and generation
+    config are the core's; `core` and `shape` are not modified. Narrower heads than the shape's are
+    as many more, so that weights and KV cache have the same sizes. Embeddings are never tied. The
+    first layers are the core's; further layers add zero. Unused ids have logits of about -1e5 (-inf
+    is possible in float16). `seed` determines the unused weights; they differ between CPU and GPU. In bfloat16,
     core and stand-in round differently, so compare a stand-in with itself only. A core that was
     cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary frequencies.
 
     Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
     Llama model.
     """
+    shape = _with_heads_of(core.config, shape)
     _check(core.config, shape)
     heads = place_heads(*_head_counts(core.config), *_head_counts(shape))
     device, dtype = torch.device(device or core.device), dtype or core.dtype
@@ -102,6 +104,17 @@ def embed(
         _fill(model, core, heads, constant, seed)
     model.generation_config = copy.deepcopy(core.generation_config)
     return model.eval()
+
+
+def _with_heads_of(core: LlamaConfig, shape: LlamaConfig) -> LlamaConfig:
+    """Return the shape with heads as wide as the core's, and as many more."""
+    more, left = divmod(shape.head_dim, core.head_dim)
+    if left or more == 1:
+        return shape
+    shape = copy.deepcopy(shape)
+    shape.num_attention_heads, shape.num_key_value_heads = (n * more for n in _head_counts(shape))
+    shape.head_dim = core.head_dim
+    return shape
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
@@ -150,7 +163,7 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
                 raise ValueError(f"the {role} has {bias}=True; use one without biases")
     if core.head_dim != shape.head_dim:
         raise ValueError(
-            f"the core's head_dim is {core.head_dim}, the shape's {shape.head_dim}: use equal ones"
+            f"the core's head_dim is {core.head_dim}, the shape's {shape.head_dim}: use a divisor"
         )
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
         small, large = getattr(core, name), getattr(shape, name)

@@ -34,7 +34,7 @@ from ouroboros.standin import embed, shape
 from ouroboros.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-SHAPES = {"target": "cpu-target", "draft": "cpu-draft"}  # by model of the reference pair
+SHAPES = {"target": "smollm2-360m", "draft": "smollm2-360m@6"}  # by model of the reference pair
 CONTEXT = 256  # cached tokens before the call
 ROUNDS = 7  # timed calls of each size
 

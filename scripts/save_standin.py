@@ -1,7 +1,7 @@
 r"""Save a stand-in for timing: a small trained model (the core) embedded in a model with the layer
 sizes of a large one (its shape).
 
-    python scripts/save_standin.py --shape cpu-target --out build/target --gguf build/target.gguf
+    python scripts/save_standin.py --shape smollm2-360m --out build/target --gguf build/target.gguf
     ouroboros bench "decoder=[greedy,prompt_lookup,llama_cpp]" model.target=build/target \
         model.standin=null model.dtype=bfloat16 decoder.llama_cpp.path=build/target.gguf
 

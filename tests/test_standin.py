@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ouroboros.standin import SHAPES, embed, place_heads, shape
+from ouroboros.standin import SHAPES, blank, embed, place_heads, shape
 
 VOCAB, HEAD_DIM = 37, 8
 SMALL = {"heads": 4, "kv": 2, "hidden": 32, "ffn": 40, "layers": 2, "vocab": VOCAB}
@@ -108,6 +108,16 @@ def test_every_size_eps_and_dtype_is_exact(core_changes, changes, dtype, toleran
     assert_same_function(core, model, tolerance)
 
 
+def test_heads_are_as_wide_as_the_cores_and_the_weights_as_large():
+    core, large = make_core(), config(LARGE, heads=4, kv=2, head_dim=2 * HEAD_DIM)
+    model = embed(core, large)
+    assert (model.config.num_attention_heads, model.config.num_key_value_heads) == (8, 4)
+    plain = blank(large, torch.float32)
+    sizes = [{n: w.shape for n, w in m.named_parameters()} for m in (model, plain)]
+    assert sizes[0] == sizes[1] and large.head_dim == 2 * HEAD_DIM
+    assert_same_function(core, model)
+
+
 def test_rotary_and_special_ids_are_the_core_s():
     rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8}
@@ -171,7 +181,7 @@ def test_a_saved_standin_is_a_plain_checkpoint(tmp_path, changes):
         ({}, {"layers": 1}, "num_hidden_layers 1"),
         ({}, {"vocab": 36}, "vocab_size 36"),
         ({}, {"hidden": 32}, "spare dim"),
-        ({}, {"head_dim": 16}, "head_dim is 8, the shape's 16"),
+        ({}, {"head_dim": 12}, "head_dim is 8, the shape's 12"),
         ({}, {"heads": 4, "kv": 1}, "fewer heads"),
         ({"attention_bias": True}, {}, "core has attention_bias"),
         ({}, {"mlp_bias": True}, "shape has mlp_bias"),
@@ -184,7 +194,7 @@ def test_refuses_what_cannot_be_exact(core_changes, changes, message):
 
 def test_named_shapes():
     assert shape("yi-34b").hidden_size == 7168
-    assert all(shape(name).head_dim == 128 for name in SHAPES)
+    assert {shape(name).head_dim for name in SHAPES} == {64, 128}
     with pytest.raises(ValueError, match=r"yi-35b.*yi-34b"):
         shape("yi-35b")
     assert shape("yi-34b@54").num_hidden_layers == 54

@@ -50,8 +50,8 @@ fi
 # shapes TARGET DRAFT: an override with stand-in shapes that fit this machine, fewer layers if need be
 shapes() {
   if [ -n "${REHEARSE:-}${DRY:-}" ]; then
-    local draft=${2:+cpu-draft}
-    echo "model.standin={target:cpu-target,draft:${draft:-null}}"
+    local draft=${2:+smollm2-360m@6}
+    echo "model.standin={target:smollm2-360m,draft:${draft:-null}}"
   else
     "$PYTHON" scripts/gpu/shapes.py "$@"
   fi

@@ -136,7 +136,7 @@ main_t08() { bench main_t08 $HEADLINE temperature=0.8; }
 # transformers' generation in all its modes, and llama.cpp (pip install llama-cpp-python gguf). 8 minutes.
 peers() {
   [ -n "${DRY:-}" ] || [ -e build/target.gguf ] || "$PYTHON" scripts/save_standin.py \
-    --shape cpu-target --dtype bfloat16 --out build/target --gguf build/target.gguf
+    --shape smollm2-360m --dtype bfloat16 --out build/target --gguf build/target.gguf
   bench peers experiment=peers decoder.llama_cpp.path=build/target.gguf \
     decoder.llama_cpp_lookup.path=build/target.gguf \
     "decoder=[greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_assisted_defaults,hf_assisted_constant,hf_prompt_lookup,llama_cpp,llama_cpp_lookup]"

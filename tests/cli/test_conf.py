@@ -21,10 +21,10 @@ from ouroboros.drafters.pool import save_state
 from ouroboros.instantiate import find_class
 
 
-def test_the_main_job_compares_on_the_shipped_pair_in_its_shapes():
+def test_the_main_job_compares_on_the_reference_pair():
     config = composed()
     assert {"greedy", "speculative", "ouroboros", "hf_assisted"} < set(config["decoder"])
-    assert config["model"]["standin"] == {"target": "cpu-target", "draft": "cpu-draft"}
+    assert config["model"]["target"] == "reference/target" and not config["model"]["standin"]
 
 
 @pytest.mark.parametrize("name", names("model"))

@@ -55,7 +55,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_preflight_is_rehearsed(tmp_path):
-    words = ["preflight", str(tmp_path), "--small", "--shapes", "cpu-target", "cpu-draft"]
+    words = ["preflight", str(tmp_path), "--small", "--shapes", "smollm2-360m", "smollm2-360m@6"]
     assert main(words) == 0
     found = json.loads((tmp_path / "checks.json").read_text())
     assert [check["name"] for check in found] == ["served", "floor"]

@@ -61,7 +61,7 @@ class PairSpec:
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")
         if self.standin is not None and self.standin.keys() != {"target", "draft"}:
-            roles = "{target: cpu-target, draft: cpu-draft}"
+            roles = "{target: yi-34b, draft: yi-6b}"
             raise ValueError(
                 f"model.standin={self.standin}: give a shape for each role, as {roles}"
             )

@@ -58,7 +58,7 @@ def test_overrides_name_options_by_their_dotted_names():
         ("task", 3, "task=3: give settings"),
         ("task.shuffle", [], r"task\.shuffle=\[\]: give a whole number, 0 or more, or null"),
         ("model.standin", [1], r"model\.standin=\[1\]: give settings, .*, or null"),
-        ("model.standin", {"a": "b"}, "give a shape for each role, as {target: cpu-target"),
+        ("model.standin", {"a": "b"}, "give a shape for each role, as {target: yi-34b"),
         ("model.target", 3, r"model\.target=3: give a name, or null"),
         ("decoder.greedy", {}, r"decoder\.greedy={}: give its class too"),
         ("decoder.greedy", 3, r"decoder\.greedy=3: give settings"),
