@@ -79,9 +79,10 @@ def embed(
     config are the core's; `core` and `shape` are not modified. Narrower heads than the shape's are
     as many more, so that weights and KV cache have the same sizes. Embeddings are never tied. The
     first layers are the core's; further layers add zero. Unused ids have logits of about -1e5 (-inf
-    is possible in float16). `seed` determines the unused weights; they differ between CPU and GPU. In bfloat16,
-    core and stand-in round differently, so compare a stand-in with itself only. A core that was
-    cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary frequencies.
+    is possible in float16). `seed` determines the unused weights; they differ between CPU and GPU.
+    In bfloat16, core and stand-in round differently, so compare a stand-in with itself only. A core
+    that was cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary
+    frequencies.
 
     Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
     Llama model.
