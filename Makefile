@@ -1,6 +1,8 @@
 # make bench   install into .venv, then run seven decoders on the reference pair
 # make test    install the development packages, then run the tests (GPU kernels in the interpreter) except
 #              those marked slow; make test-all runs them too
+# make test-versions   install the newest release of everything but torch into .venv-newest, and the oldest
+#              supported torch and transformers into .venv-oldest; run the tests that depend on them in both
 # make check   run linter and type checker; check that the tables in the docs match results/
 # make tune    search every decoder's best settings on development text
 # make evidence   measure everything that README and docs quote; hours, rerun to resume
@@ -19,7 +21,7 @@ KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
 	kernels(torch.float32); kernels(torch.bfloat16)'
 
 .NOTPARALLEL:
-.PHONY: bench test test-all check tune evidence tables docs clean
+.PHONY: bench test test-all test-versions check tune evidence tables docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench $(ARGS)
@@ -27,6 +29,21 @@ bench: $(INSTALLED)
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
+
+VERSIONED := tests/test_generate.py tests/test_model_wrappers.py tests/audit tests/models tests/test_lm_eval.py \
+	$(addprefix tests/engine/test_,model.py fused.py static.py trial.py) tests/cli/test_main.py
+OLDEST := torch==2.11.0 transformers==5.17.0
+NEWEST := $(shell grep ^torch== constraints.txt) lm-eval[hf]
+SETUP = $(PYTHON) -m venv $@ && $@/bin/pip install --quiet --no-compile
+
+test-versions: .venv-newest .venv-oldest
+	.venv-newest/bin/python -m pytest -n auto --dist loadfile $(VERSIONED) $(ARGS)
+	.venv-oldest/bin/python -m pytest -n auto --dist loadfile -m 'not slow' $(VERSIONED) $(ARGS)
+
+.venv-newest .venv-oldest: pyproject.toml constraints.txt
+	$(SETUP) $(if $(findstring newest,$@),$(NEWEST),$(OLDEST)) --editable '.[dev]'
+	$@/bin/pip install --quiet --no-compile --no-deps --requirement reference.txt
+	touch $@
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
@@ -62,4 +79,4 @@ $(INSTALLED) $(DEVELOPED): pyproject.toml constraints.txt
 $(DEVELOPED): EXTRA := dev
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-newest .venv-oldest build *.egg-info

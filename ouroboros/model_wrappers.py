@@ -119,6 +119,8 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
             if wrapper is None or known != (attention, weight_addresses(model), shape_of(model)):
                 wrappers.pop(role, None)
                 wrapper = CachedModel(model, exact=role == "exact")
+                if not wrapper.exact:
+                    wrapper.prepack()
                 needed = model.config.get_text_config()._attn_implementation
                 # taken now, since the engine may have moved weights to fuse projections
                 made_for = attention, weight_addresses(model), shape_of(model)

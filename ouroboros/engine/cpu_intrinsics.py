@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from typing import Any
 
 import llvmlite.binding
@@ -34,6 +36,20 @@ def can_multiply(bfloat16: bool) -> bool:
     """Return whether this processor has the instructions of `multiply_block` for the dtype."""
     features: Any = llvmlite.binding.get_host_cpu_features()
     return bool(features.get("avx512f") and (features.get("avx512bf16") or not bfloat16))
+
+
+def _can_tile() -> bool:
+    """Return whether this processor has AMX for bfloat16 and the system lets this process use it,
+    which Linux grants on request (arch_prctl, https://docs.kernel.org/arch/x86/xstate.html)."""
+    features: Any = llvmlite.binding.get_host_cpu_features()
+    if not features.get("amx-bf16") or platform.system() != "Linux":
+        return False
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+
+
+TILES = _can_tile()
+TILE_ROWS, TILE_STEP = 16, 32  # rows and inputs of a tile
 
 
 @intrinsic
@@ -203,6 +219,49 @@ def _multiplier(fetch: int):
 
 
 multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
+
+
+@intrinsic
+def multiply_tile(context, config, rows, stride, weight, sums, steps):
+    """Multiply rows by 64 columns of a bfloat16 weight over `steps` times 32 inputs with AMX; write
+    the products to `sums`, [rows, 64] float32.
+
+    `config` is the address of a tile configuration for 1 to 16 rows, `rows` that of the first row,
+    `stride` the bytes between rows. Tiles 0 to 3 hold the sums, 4 the rows, 5 to 7 the weight.
+    """
+
+    def generate(_, builder, __, arguments):
+        config, rows, stride, weight, sums, steps = arguments
+
+        def amx(name: str, *operands) -> None:
+            kinds = [operand.type for operand in operands]
+            builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
+
+        def add(step, _):
+            amx("tileloadd64", BYTE(4), _at(builder, _past(builder, rows, step, 64), BYTE), stride)
+            line = _past(builder, weight, step, 64 * COLUMNS)
+            for at in range(4):
+                own = BYTE(5 + at % 3)
+                amx("tileloadd64", own, _at(builder, builder.add(line, LONG(64 * at)), BYTE), width)
+                amx("tdpbf16ps", BYTE(at), BYTE(4), own)
+            return []
+
+        width = LONG(4 * COLUMNS)
+        amx("ldtilecfg", _at(builder, config, BYTE))
+        for at in range(4):
+            amx("tilezero", BYTE(at))
+        _repeated(builder, steps, [], add)
+        for at in range(4):
+            place = _at(builder, builder.add(sums, LONG(64 * at)), BYTE)
+            amx("tilestored64", BYTE(at), place, width)
+        amx("tilerelease")
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 6), generate
+
+
+def _past(builder, start, step, size: int):
+    return builder.add(start, builder.mul(step, LONG(size)))
 
 
 def _halving() -> tuple[list[tuple[list[int], list[int]]], list[int]]:

@@ -26,6 +26,9 @@ from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
     COLUMNS,
     LANES,
+    TILE_ROWS,
+    TILE_STEP,
+    TILES,
     TOGETHER,
     bits_of,
     call,
@@ -34,6 +37,7 @@ from ouroboros.engine.cpu_intrinsics import (
     float_of,
     multiply_block,
     multiply_block_ahead,
+    multiply_tile,
     next_item,
     pointer,
     score_line,
@@ -285,14 +289,65 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
 
 
 @numba.njit(**FAST)
+def _write_products(sums, bias, column, out):
+    """Write the `sums` of 64 columns, [n, 64] float32, plus `bias` if not empty, to the columns of
+    `out` from `column` on."""
+    left = min(COLUMNS, out.shape[1] - column)
+    for row in range(len(out)):
+        target, own = out[row, column : column + left], sums[row]
+        if len(bias):
+            for at in range(left):
+                _put(target, at, own[at] + _get(bias, column + at))
+        else:
+            for at in range(left):
+                _put(target, at, own[at])
+
+
+@numba.njit(**FAST)
+def _by_tiles(counter, width, rows, weight, bias, out):
+    """Do `_multiply_rows` with AMX: 16 rows at a time."""
+    n, stride = len(out), 2 * width
+    tiles = (n + TILE_ROWS - 1) // TILE_ROWS
+    configs = np.zeros((2, 64), np.uint8)  # of whole tiles, and of the last one
+    configs[:, 0] = 1  # palette
+    configs[:, 16:32:2] = 64  # bytes of a tile's row
+    configs[:, 48:56] = TILE_ROWS
+    configs[1, 48:53] = n - (tiles - 1) * TILE_ROWS  # but 16 pairs of inputs in tiles of the weight
+    sums = np.empty((n, COLUMNS), np.float32)
+    item = next_item(counter)
+    while item * COLUMNS < out.shape[1]:
+        block = weight + item * COLUMNS * stride
+        for tile in range(tiles):
+            row = tile * TILE_ROWS
+            multiply_tile(
+                configs[int(tile == tiles - 1)].ctypes.data,
+                *(rows + row * stride, stride, block, sums[row:].ctypes.data, width // TILE_STEP),
+            )
+        _write_products(sums, bias, item * COLUMNS, out)
+        item = next_item(counter)
+
+
+@numba.njit(**FAST)
+def _no_tiles(counter, width, rows, weight, bias, out):
+    """Do nothing."""
+
+
+_if_tiles = _by_tiles if TILES else _no_tiles
+
+
+@numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, bias, out):
     """Multiply the rows at address `rows`, [n, width], by a weight in oneDNN's layout, add `bias`
     if not empty, and write the result to `out`, [n, columns]. Threads take work items of 64 columns
     from `counter`.
 
-    Sums in oneDNN's order: each block of inputs is summed separately, then added to the total. With
-    more than four rows, the next block of weights is prefetched during the first eight.
+    Without AMX, sums in oneDNN's order: each block of inputs is summed separately, then added to
+    the total. With more than four rows, the next block of weights is prefetched during the first
+    eight.
     """
+    if TILES and out.itemsize == 2 and width % TILE_STEP == 0:
+        _if_tiles(counter, width, rows, weight, bias, out)
+        return
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
     sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
@@ -316,15 +371,7 @@ def _multiply_rows(counter, width, rows, weight, bias, out):
                         out, own, stride, n - row, block, total, steps, start, ahead
                     )
             block += steps * 4 * COLUMNS
-        left = min(COLUMNS, columns - item * COLUMNS)
-        for row in range(n):
-            target, own = out[row, item * COLUMNS : item * COLUMNS + left], sums[row]
-            if len(bias):
-                for at in range(left):
-                    _put(target, at, own[at] + _get(bias, item * COLUMNS + at))
-            else:
-                for at in range(left):
-                    _put(target, at, own[at])
+        _write_products(sums, bias, item * COLUMNS, out)
         item = following
 
 
