@@ -22,7 +22,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
 from ouroboros import conf
-from ouroboros.bench.tasks.sandbox import check_sandbox, verdict
+from ouroboros.bench.tasks.answers import code_of
+from ouroboros.bench.tasks.sandbox import TIMED_OUT, check_sandbox, verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
@@ -31,8 +32,6 @@ EXAMPLES = Path(__file__).with_name("examples")
 ROWS = (".json", ".jsonl", ".jsonlines", ".ndjson", ".parquet", ".csv")
 """The endings of files of rows; before an ending such as .gz, too."""
 KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a list of texts"}
-_BLOCK = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)|\[PYTHON\](.*?)\[/PYTHON\]", re.DOTALL)
-_BODY = re.compile(r"\n*(?: {2,}|\t)\S")
 
 
 @dataclass(frozen=True)
@@ -182,39 +181,24 @@ class CodeTask(DatasetTask):
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} if code may not be executed. Raises `ValueError` if
-        programs cannot be judged here."""
+        """Return "passed" and "timed_out", each 1.0 or 0.0, or {} if code may not be executed.
+        Raises `ValueError` if programs cannot be judged here."""
         if not self.execute_code:
             return {}
         check_sandbox(self.timeout_s, self.memory_mib)
-        stop, fenced = self.stop or self.templates["plain"].stop, self.prompt.chat
-        code = code_of(completion, stop, fenced=fenced or self.prompt.instructs)
-        problem, limits = self.problem(example.data), (self.timeout_s, self.memory_mib)
-        return {"passed": float(verdict(problem, code, *limits) == "passed")}
-
-
-def before_stop(completion: str, stop: Iterable[str]) -> str:
-    """Return the text before the first stop string, or all of it if none occurs.
-
-    >>> before_stop("Berlin.\\nQuestion: and", ["\\nQuestion:", "\\n\\n"])
-    'Berlin.'
-    """
-    return min((completion.partition(string)[0] for string in stop), key=len, default=completion)
-
-
-def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
-    """Return the code of a completion: its text up to the first stop string or closing ``` fence.
-
-    With `fenced`, return the first block in ``` fences or [PYTHON] tags instead, if there is one;
-    but not if the completion starts with indented code, which continues the prompt's function.
-
-    >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
-    '    return 1'
-    """
-    block = _BLOCK.search(completion)
-    if fenced and block and not _BODY.match(completion):
-        return block[1] if block[2] is None else block[2]
-    return before_stop(completion, [*stop, "\n```"])
+        stop, answers = self.stop or self.templates["plain"].stop, self.prompt
+        problem = self.problem(example.data)
+        # A problem without a prompt names its function in its tests alone.
+        named = problem["entry_point"] if problem["prompt"] else problem["test"]
+        code = code_of(
+            completion,
+            stop,
+            fenced=answers.chat or answers.instructs,
+            prompt=problem["prompt"],
+            names=set(re.findall(r"\w+", named)),
+        )
+        found = verdict(problem, code, self.timeout_s, self.memory_mib)
+        return {"passed": float(found == "passed"), "timed_out": float(found == TIMED_OUT)}
 
 
 def found_path(path: str) -> Path:
