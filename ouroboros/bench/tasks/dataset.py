@@ -236,7 +236,8 @@ def read_text(path: Path) -> str:
         with LocalFileSystem().open(str(path), compression="infer") as file:
             return file.read().decode("utf-8-sig")
     except Exception as error:  # damaged archives raise all kinds
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "it is damaged"
+        binary = isinstance(error, UnicodeDecodeError)
+        reason = "not UTF-8 text; unpack or convert it" if binary else "it is damaged"
         reason = getattr(error, "strerror", None) or reason
         raise ValueError(f"cannot read {path}: {reason}") from error
 

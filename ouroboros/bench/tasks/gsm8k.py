@@ -116,6 +116,7 @@ def value(number: str) -> Fraction:
     >>> value("-1 1/2"), value("$1,200.50")
     (Fraction(-3, 2), Fraction(2401, 2))
     """
-    size = re.sub(r"^[-$€£¥ ]+|[,']|(?<=/) | (?=/)", "", number)
-    parts = size.split() if "/" in size else [size.replace(" ", "")]
-    return sum(map(Fraction, parts)) * (-1 if "-" in number.partition(parts[0][0])[0] else 1)
+    text = re.sub(r"^[-$€£¥ ]+|[,']|(?<=/) | (?=/)", "", number)
+    parts = text.split() if "/" in text else [text.replace(" ", "")]
+    size = sum(map(Fraction, parts), Fraction())
+    return -size if "-" in number[: number.index(text[0])] else size
