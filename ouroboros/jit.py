@@ -29,7 +29,9 @@ def cache_folder(sources: Sequence[Path]) -> Path | None:
     """Return a writable cache folder for these sources on this CPU; None if there is none."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources))
     name = f"ouroboros-{digest.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
-    default = [sources[-1].parent / "__pycache__", Path("~/.cache/numba").expanduser()]
+    default = [sources[-1].parent / "__pycache__"]
+    with suppress(RuntimeError):  # no home folder
+        default.append(Path("~/.cache/numba").expanduser())
     for place in [Path(CONFIG.CACHE_DIR)] if CONFIG.CACHE_DIR else default:  # NUMBA_CACHE_DIR
         try:
             (place / name).mkdir(parents=True, exist_ok=True)

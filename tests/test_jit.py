@@ -23,6 +23,17 @@ def test_code_is_compiled_again_if_any_of_its_sources_changes(tmp_path):
     assert cache_folder([callee, caller]) not in (before, None)
 
 
+def test_a_user_without_a_name_or_a_home_folder_has_a_cache(tmp_path, monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    source = tmp_path / "source.py"
+    source.touch()
+    assert cache_folder([source]) is not None
+
+
 def test_a_kernel_is_compiled_without_a_writable_cache_folder(monkeypatch):
     """numba refuses to cache a function of a text, which stands for one of a read-only folder."""
     monkeypatch.setattr(cpu_kernels, "CACHE", None)

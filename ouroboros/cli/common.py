@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +31,9 @@ CALLERS = (
     *(ImportError, KeyboardInterrupt),
 )
 """Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
+PATHS = ("results_dir", "path", "target", "draft", "recording", "runs", "costs", "revision")
+"""Options whose values are texts, even if they look like numbers (2026_11_27)."""
+ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 PIPE_WIDTH = 120
 """The width of tables, in characters, if stdout is not a terminal."""
 
@@ -35,7 +41,34 @@ PIPE_WIDTH = 120
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
     """Return the config conf/<name>.yaml as plain values, with overrides as on the command line."""
     with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return plain(compose(name, overrides=list(overrides)))
+        return plain(compose(name, overrides=[quoted(one) for one in overrides]))
+
+
+def quoted(override: str) -> str:
+    """Return an override NAME=VALUE with the value in quotes if Hydra could not parse it, or would
+    read a path as a number. Expand a leading ~ and, in stop strings, the escapes \\n, \\t and \\r,
+    which shells leave as they are. Other arguments are unchanged.
+
+    Raises `ValueError` for a list or mapping that Hydra cannot parse.
+
+    >>> quoted("results_dir=2026_11_27"), quoted("task.path=a(1).txt"), quoted("task.limit=3")
+    ("results_dir='2026_11_27'", "task.path='a(1).txt'", 'task.limit=3')
+    """
+    name, equals, value = override.partition("=")
+    if not equals or name.startswith("-"):
+        return override
+    value = os.path.expanduser(value)
+    if name == "task.stop":
+        value = re.sub(r"\\[ntr]", lambda escape: ESCAPES[escape[0]], value)
+    try:
+        found = OverridesParser.create().parse_override(f"{name}={value}").value()
+        fits = not isinstance(found, int | float) or name.split(".")[-1] not in PATHS
+    except HydraException as error:
+        if fits := value.startswith(("[", "{", "'", '"')):
+            raise ValueError(
+                f"cannot read {override}: close brackets, and put texts in quotes, as ['a','b']"
+            ) from error
+    return f"{name}={value if fits else QuotedString(value, Quote.single).with_quotes()}"
 
 
 def plain(cfg: DictConfig) -> dict:

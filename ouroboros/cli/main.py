@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import io
 import json
 import os
 import signal
@@ -42,8 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named by the first argument; return its exit code.
 
     A user error prints one line on stderr and gives exit code 2; with HYDRA_FULL_ERROR set, it
-    prints the traceback.
+    prints the traceback. Characters that the terminal cannot show are printed as "?".
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     parser = argparse.ArgumentParser(
         prog="ouroboros",
         description=str(ouroboros.__doc__).splitlines()[0],
@@ -89,7 +93,7 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
     set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "delay": 2}))
     code, document = command(options)
     if document is not None and (as_json or not sys.stdout.isatty()):
-        print(json.dumps(document, ensure_ascii=False), flush=True)
+        print(json.dumps(document), flush=True)
     return code
 
 
@@ -104,9 +108,9 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ouroboros.cli.common import CALLERS, composed, one_line, plain, unknown_flag
+    from ouroboros.cli.common import CALLERS, composed, one_line, plain, quoted, unknown_flag
 
-    rest = [one for one in argv if one != "--json"]
+    rest = [quoted(one) for one in argv if one != "--json"]
     rest.sort(key=lambda one: one not in ("-m", "--multirun"))  # Hydra wants these before options
     if flags := get_args_parser().parse_known_args(rest)[1]:
         raise ValueError(unknown_flag(name, flags[0], composed([], name=HYDRA[name])))

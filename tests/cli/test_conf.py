@@ -146,9 +146,38 @@ def test_missing_models_are_named():
         load_pair(PairSpec("hf", "some/model", dtype="int99"), with_draft=False)
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("results_dir=2026_11_27", "2026_11_27"),
+        ("results_dir=1e3", "1e3"),
+        ("results_dir=true", "true"),
+        ("results_dir=null", None),
+        ("results_dir='a b'", "a b"),
+        ("results_dir=run#1/x", "run#1/x"),
+        ("task.path=~/x.jsonl", "HOME/x.jsonl"),
+        ("task.path=na\xefve.jsonl", "na\xefve.jsonl"),
+        ("task.path=a(1)&b.jsonl", "a(1)&b.jsonl"),
+        ("task.path=a=b.jsonl", "a=b.jsonl"),
+        ("task.path=it's\\", "it's\\"),
+        ("task.revision=1234567", "1234567"),
+        ("+model.options.revision=12e4567", "12e4567"),
+        ("task.limit=3", 3),
+        ("temperature=1e-1", 0.1),
+        (r'task.stop=["\n\n","\tx"]', ["\n\n", "\tx"]),
+    ],
+)
+def test_values_are_read_as_a_shell_passes_them(monkeypatch, override, value):
+    monkeypatch.setenv("HOME", "HOME")
+    found = common.composed(["task=gsm8k", override])
+    for name in override.partition("=")[0].lstrip("+").split("."):
+        found = found[name]
+    assert found == value
+
+
 def test_bench_end_to_end(run_bench, saved_pair):
     options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
-    options += ["model.dtype=float32", "results_dir=out", "decoder.ouroboros.guard=false"]
+    options += ["model.dtype=float32", "results_dir=2026_11_27", "decoder.ouroboros.guard=false"]
     code, out, err = run_bench(*options, plot=True)
     assert code == 0, err
     assert logging.getLogger("ouroboros.jit").isEnabledFor(logging.WARNING)
@@ -156,7 +185,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     document = json.loads(out.splitlines()[-1])
     assert document["finished"] and document["samples"] == 6
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
-    folder = saved_pair / "out"
+    folder = saved_pair / "2026_11_27"
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
     made |= {"trees.jsonl", "costs.json", "tokenizer.json.gz"}
     assert {path.name for path in folder.iterdir()} == made

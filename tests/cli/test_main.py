@@ -1,5 +1,6 @@
 """The command line: every command has quick help in 80 columns, and errors are one line."""
 
+import io
 import re
 import signal
 import subprocess
@@ -130,6 +131,21 @@ def test_the_document_is_for_programs(monkeypatch, capsys, as_json, terminal):
     assert door.run("report", options, as_json=as_json) == 3
     expected = '{"speedup": 2.0}\n' if as_json or not terminal else ""
     assert capsys.readouterr().out == expected
+
+
+def test_text_is_printed_on_terminals_that_are_not_utf_8(monkeypatch):
+    printed = {one: io.TextIOWrapper(io.BytesIO(), "ascii") for one in ("stdout", "stderr")}
+    for name, stream in printed.items():
+        monkeypatch.setattr(sys, name, stream)
+
+    def told(name, options, *, as_json):
+        print("gsm8k · 2 prompts")
+        raise ValueError("no · here")
+
+    monkeypatch.setattr(door, "run", told)
+    assert door.main(["report", "x"]) == 2
+    texts = [stream.buffer.getvalue() for stream in printed.values() if not stream.flush()]
+    assert texts == [b"gsm8k ? 2 prompts\n", b"error: no ? here\n"]
 
 
 def test_sigterm_interrupts_a_command_as_ctrl_c_does(monkeypatch):

@@ -440,7 +440,8 @@ METRICS = Registry(
 def score_metric(name: str) -> Metric:
     """Return the metric "score.<name>" of a task's score, for tables and files; its values come
     from `score_intervals`."""
-    look = {"better": "higher", "digits": 3, "interval": True, "tables": "default speed", **MEAN}
+    better = "lower" if name == "timed_out" else "higher"
+    look = {"better": better, "digits": 3, "interval": True, "tables": "default speed", **MEAN}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
 

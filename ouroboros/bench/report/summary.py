@@ -38,8 +38,9 @@ class Summary:
     A metric with an interval also has the columns `<name>.low`, `.high` and `.prompts`; a score is
     `score.<name>`. Unavailable values are NaN or None. `groups` has the same columns and a row per
     (group of prompts, decoder). `verdicts` is {decoder: {verdict: count}} of the audit; `problems`
-    has a line for each failure, difference from greedy and missing prediction. `label` is the run's
-    name in a report, `sweep` the folder of its sweep, if any.
+    has a line for each failure, difference from greedy and missing prediction, and for completions
+    that were cut off or timed out. `label` is the run's name in a report, `sweep` the folder of its
+    sweep, if any.
     """
 
     measured: Measured
@@ -164,6 +165,12 @@ def summarise(measured: Measured) -> Summary:
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         if 0 < (scored := sum(s.key in measured.scores for s in samples)) < len(samples):
             said = f": only {scored} of {len(samples)} completions have a score"
+            problems.setdefault(said, []).append(name)
+        if scores and (cut := sum(s.finish in ("length", "context") for s in samples)):
+            said = f": {cut} of {len(samples)} scored completions were cut off at the length limit"
+            problems.setdefault(f"{said} (max_new={run['max_new']})", []).append(name)
+        if late := sum(measured.scores.get(s.key, {}).get("timed_out", 0) for s in samples):
+            said = f": {late:.0f} of {len(samples)} programs timed out, so they did not pass"
             problems.setdefault(said, []).append(name)
         if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"

@@ -6,18 +6,20 @@ from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
+from ouroboros.bench.tasks.answers import answer_of
+from ouroboros.bench.tasks.dataset import DatasetTask
 from ouroboros.bench.tasks.task import Example
 
-KINDS = ("rouge1", "rouge2", "rougeL")
+KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 class CNNDM(DatasetTask):
     """11490 news articles to summarise (3.0.0, test split). Apache-2.0, but not the articles.
 
     Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
-    The hub id is abisee/cnn_dailymail; `path` is a JSONL file with its fields "article",
-    "highlights" and "id".
+    "rougeL" takes the summary as one sentence; "rougeLsum", the ROUGE-L that papers report, takes
+    each line as a sentence: compare it only between models that break lines alike. The hub id is
+    abisee/cnn_dailymail; `path` is a JSONL file with its fields "article", "highlights" and "id".
     """
 
     name = "cnndm"
@@ -31,7 +33,7 @@ class CNNDM(DatasetTask):
         return [self.prompt.example(f"cnndm/{row['id']}", row, row) for row in self.rows()]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return the F-measures "rouge1", "rouge2" and "rougeL", each from 0 to 1."""
-        summary = before_stop(completion, self.stop).strip()
+        """Return the F-measures "rouge1", "rouge2", "rougeL" and "rougeLsum", each from 0 to 1."""
+        summary = answer_of(completion, self.stop).strip()
         found = RougeScorer(KINDS, use_stemmer=True).score(str(example.data["highlights"]), summary)
         return {kind: float(found[kind].fmeasure) for kind in KINDS}

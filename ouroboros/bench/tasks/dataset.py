@@ -6,28 +6,32 @@ Errors about a row name the file and the line, or the number of the row.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import yaml
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import infer_compression
 
 from ouroboros import conf
-from ouroboros.bench.tasks.sandbox import check_sandbox, verdict
+from ouroboros.bench.tasks.answers import code_of
+from ouroboros.bench.tasks.sandbox import TIMED_OUT, check_sandbox, verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
 """The `path` that selects a few rows that ship with this project, to try out a task."""
 EXAMPLES = Path(__file__).with_name("examples")
-LINES = (".jsonl", ".ndjson")
+ROWS = (".json", ".jsonl", ".jsonlines", ".ndjson", ".parquet", ".csv")
+"""The endings of files of rows; before an ending such as .gz, too."""
 KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a list of texts"}
-_BLOCK = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)|\[PYTHON\](.*?)\[/PYTHON\]", re.DOTALL)
-_BODY = re.compile(r"\n*(?: {2,}|\t)\S")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class DatasetTask:
     the stop strings (None: the template's).
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
+    `aliases` has other names of fields: {"text": "prompt"} reads "prompt" if a row has no "text".
     Without a `path`, rows are downloaded from `hub` (id, config, split), at the commit `revision`
     if given. A task without `hub` needs a `path`; `needs_path` describes that file.
     """
@@ -81,6 +86,7 @@ class DatasetTask:
     licence: ClassVar[str]
     max_new: ClassVar[int]
     fields: ClassVar[Mapping[str, type]]
+    aliases: ClassVar[Mapping[str, str]] = {}
     hub: ClassVar[tuple[str, str, str] | None] = None
     needs_path: ClassVar[str] = ""
 
@@ -147,6 +153,9 @@ class DatasetTask:
                 ) from error
             rows = [(f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded)]
         for where, row in rows:
+            for field, other in self.aliases.items():
+                if other in row:
+                    row.setdefault(field, row[other])
             check_fields(row, self.fields, where)
         return [row for _, row in rows]
 
@@ -172,39 +181,24 @@ class CodeTask(DatasetTask):
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} if code may not be executed. Raises `ValueError` if
-        programs cannot be judged here."""
+        """Return "passed" and "timed_out", each 1.0 or 0.0, or {} if code may not be executed.
+        Raises `ValueError` if programs cannot be judged here."""
         if not self.execute_code:
             return {}
         check_sandbox(self.timeout_s, self.memory_mib)
-        stop, fenced = self.stop or self.templates["plain"].stop, self.prompt.chat
-        code = code_of(completion, stop, fenced=fenced or self.prompt.instructs)
-        problem, limits = self.problem(example.data), (self.timeout_s, self.memory_mib)
-        return {"passed": float(verdict(problem, code, *limits) == "passed")}
-
-
-def before_stop(completion: str, stop: Iterable[str]) -> str:
-    """Return the text before the first stop string, or all of it if none occurs.
-
-    >>> before_stop("Berlin.\\nQuestion: and", ["\\nQuestion:", "\\n\\n"])
-    'Berlin.'
-    """
-    return min((completion.partition(string)[0] for string in stop), key=len, default=completion)
-
-
-def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
-    """Return the code of a completion: its text up to the first stop string or closing ``` fence.
-
-    With `fenced`, return the first block in ``` fences or [PYTHON] tags instead, if there is one;
-    but not if the completion starts with indented code, which continues the prompt's function.
-
-    >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
-    '    return 1'
-    """
-    block = _BLOCK.search(completion)
-    if fenced and block and not _BODY.match(completion):
-        return block[1] if block[2] is None else block[2]
-    return before_stop(completion, [*stop, "\n```"])
+        stop, answers = self.stop or self.templates["plain"].stop, self.prompt
+        problem = self.problem(example.data)
+        # A problem without a prompt names its function in its tests alone.
+        named = problem["entry_point"] if problem["prompt"] else problem["test"]
+        code = code_of(
+            completion,
+            stop,
+            fenced=answers.chat or answers.instructs,
+            prompt=problem["prompt"],
+            names=set(re.findall(r"\w+", named)),
+        )
+        found = verdict(problem, code, self.timeout_s, self.memory_mib)
+        return {"passed": float(found == "passed"), "timed_out": float(found == TIMED_OUT)}
 
 
 def found_path(path: str) -> Path:
@@ -218,44 +212,70 @@ def found_path(path: str) -> Path:
 def files_of(path: Path) -> list[Path]:
     """Return the .txt files of a folder, sorted by name (`ValueError` if it has none), or [path] if
     it is not a folder."""
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if ending(file) == ".txt")
     if not files:
         raise ValueError(f"task.path={path} is a folder without .txt files: give a prompt in each")
     return files
 
 
+def ending(path: Path) -> str:
+    """Return the ending of a file's name in lower case, without the ending of a compression.
+
+    >>> ending(Path("mine.JSONL.gz"))
+    '.jsonl'
+    """
+    return Path(path.stem if infer_compression(str(path)) else path).suffix.lower()
+
+
 def read_text(path: Path) -> str:
-    """Return a file's text, line ends unchanged, without a byte-order mark. Raises `ValueError` if
-    it cannot be read or is not UTF-8."""
+    """Return a file's text, decompressed, line ends unchanged, without a byte-order mark. Raises
+    `ValueError` if it cannot be read or is not UTF-8."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        with LocalFileSystem().open(str(path), compression="infer") as file:
+            return file.read().decode("utf-8-sig")
+    except Exception as error:  # damaged archives raise all kinds
+        binary = isinstance(error, UnicodeDecodeError)
+        reason = "not UTF-8 text; unpack or convert it" if binary else "it is damaged"
+        reason = getattr(error, "strerror", None) or reason
         raise ValueError(f"cannot read {path}: {reason}") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """Yield ("<file>, line <n>", row) for each object of a JSONL file, ("<file>, row <n>", row) for
-    a list in a JSON file. Raises `ValueError` for other content."""
-    text, lined = read_text(path), path.suffix in LINES
+    a list in a JSON file, a Parquet or a CSV file. Raises `ValueError` for other content."""
+    where, unit = path.name, "row"
+    rows: Iterable[Any]
     try:
-        where = path.name
-        if lined:
-            rows = []
-            for number, line in enumerate(text.split("\n"), start=1):
-                where = f"{path.name}, line {number}"
-                rows += [(where, json.loads(line))] if line.strip() else []
+        if ending(path) == ".parquet":
+            rows = parquet_rows(path)
+        elif ending(path) == ".csv":
+            rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
+        elif (text := read_text(path)).lstrip().startswith("["):
+            rows = json.loads(text)
         else:
-            found = json.loads(text)
-            if not isinstance(found, list):
-                raise ValueError(f"{where}: not a JSON list of objects")
-            rows = [(f"{where}, row {number}", row) for number, row in enumerate(found, start=1)]
+            rows, unit = text.split("\n"), "line"
+        for number, row in enumerate(rows, start=1):
+            where = f"{path.name}, {unit} {number}"
+            if unit == "line" and not row.strip():
+                continue
+            found = json.loads(row) if unit == "line" else row
+            if not isinstance(found, dict):
+                raise ValueError(f"{where}: not a JSON object")
+            yield where, found
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON") from error
-    for where, row in rows:
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: not a JSON object")
-        yield where, row
+        raise ValueError(f"{where}: not JSON: give an object per line, or one list") from error
+
+
+def parquet_rows(path: Path) -> list[dict]:
+    """Return the rows of a Parquet file. Raises `ValueError` if it cannot be read."""
+    from pyarrow.parquet import read_table
+
+    try:
+        return read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: it is no Parquet file, or damaged") from error
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:

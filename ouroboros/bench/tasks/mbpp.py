@@ -26,7 +26,8 @@ class MBPP(CodeTask):
 
     `split` "validation" has the 90 problems of the published runs. The first three of the split
     "prompt" are the few-shot examples. Scored with `execute_code`: pass@1 (see `CodeTask`). The hub
-    id is google-research-datasets/mbpp, config full; `path` is its JSONL.
+    id is google-research-datasets/mbpp, config full; `path` is its JSONL, or sanitized-mbpp.json
+    (427 of the problems, with the field "prompt" for "text").
     """
 
     name = "mbpp"
@@ -34,6 +35,7 @@ class MBPP(CodeTask):
     max_new = 256
     hub = ("google-research-datasets/mbpp", "full", "+".join(SPLITS))
     fields: ClassVar = {"text": str, "code": str, "task_id": int, "test_list": list}
+    aliases: ClassVar = {"text": "prompt"}
 
     split: str = "validation"
 
@@ -70,7 +72,8 @@ class MBPP(CodeTask):
     def problem(self, row: Mapping) -> Mapping:
         """Return a row as a HumanEval problem with an empty prompt, whose `test` runs set-up code
         and assertions at module level, after the completion."""
-        after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
+        setup = [row.get("test_setup_code") or "", *(row.get("test_imports") or ())]
+        after = [*setup, *row["test_list"], "def check(_):\n    pass"]
         problem = {"task_id": str(row["task_id"]), "prompt": "", "entry_point": "None"}
         return {**problem, "test": "\n".join(after)}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import LINES, DatasetTask, files_of, read_text
+from ouroboros.bench.tasks.dataset import ROWS, DatasetTask, ending, files_of, read_text
 from ouroboros.bench.tasks.task import Example
 
 BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
@@ -15,8 +15,9 @@ BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 class Prompts(DatasetTask):
     """Prompts from `path`; nothing is scored.
 
-    The path is a JSONL file or a JSON list with a field "prompt" and optionally "id", a text file,
-    or a folder of .txt files. A text is one prompt, or several separated by lines `---`.
+    The path is a file of rows (JSONL, a JSON list, Parquet, CSV) with a field "prompt" and
+    optionally "id", a text file, or a folder of .txt files. A text is one prompt, or several
+    separated by lines `---`. All but Parquet may be compressed (.gz, .bz2, .xz).
     """
 
     name = "prompts"
@@ -28,9 +29,12 @@ class Prompts(DatasetTask):
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError` with the file and line of invalid content."""
         assert self.file is not None
-        if self.file.suffix in (*LINES, ".json"):
-            rows = enumerate(self.rows(), start=1)
-            named = [(str(r.get("id", f"{self.file.stem}/{n}")), r["prompt"]) for n, r in rows]
+        if ending(self.file) in ROWS:
+            named = []
+            for number, row in enumerate(self.rows(), start=1):
+                known = row.get("id") not in (None, "")
+                name = str(row["id"]) if known else f"{self.file.stem}/{number}"
+                named.append((name, row["prompt"]))
         else:
             texts = ((file.name, read_text(file)) for file in files_of(self.file))
             named = [part for name, text in texts for part in parts(name, text)]

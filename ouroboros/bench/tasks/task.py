@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 Message = Mapping[str, str]
 """One turn of a conversation, as for chat templates: {"role": ..., "content": ...}."""
-YES_OR_NO = frozenset({"passed", "exact_match"})
+YES_OR_NO = frozenset({"passed", "timed_out", "exact_match"})
 """The scores that are either 1 or 0 for each completion, by name."""
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from ouroboros.bench.tasks.dataset import DatasetTask, before_stop
+from ouroboros.bench.tasks.answers import answer_of
+from ouroboros.bench.tasks.dataset import DatasetTask
 from ouroboros.bench.tasks.task import Example
 
 
@@ -48,4 +49,4 @@ class WMT16(DatasetTask):
         }
 
     def _translation(self, completion: str) -> str:
-        return before_stop(completion, self.stop).strip()
+        return answer_of(completion, self.stop).strip()

@@ -56,6 +56,17 @@ def test_a_folders_own_report(tmp_path):
     assert summary.headline()["fast"]["latency_speedup"] == 2.5
 
 
+def test_scores_of_completions_that_were_cut_off_or_timed_out_are_counted():
+    cut = [replace(GREEDY[0], finish="length"), replace(GREEDY[1], finish="context")]
+    rows = [*cut, *(replace(row, finish="eos") for row in FAST)]
+    scores = {row.key: {"passed": 0.0, "timed_out": 0.0} for row in rows}
+    scores[FAST[0].key] = {"passed": 0.0, "timed_out": 1.0}
+    notes = summarise(replace(measured(rows), scores=scores)).notes
+    assert "greedy: 2 of 2 scored completions were cut off at the length limit (max_new=6)" in notes
+    assert "fast: 1 of 2 programs timed out, so they did not pass" in notes
+    assert not any("cut off" in note for note in summarise(measured(rows)).notes)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a results folder"):
         make_report(ResultsFolder(tmp_path))

@@ -1,13 +1,13 @@
 """The tasks with data files: rows, prompt templates and scores."""
 
 import json
-from decimal import Decimal
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from ouroboros.bench.tasks.cnndm import CNNDM
-from ouroboros.bench.tasks.dataset import before_stop, code_of
 from ouroboros.bench.tasks.gsm8k import GSM8K, final_number
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.mbpp import MBPP
@@ -92,10 +92,20 @@ def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, task, row, s
         task(path=str(path)).load()
 
 
-def test_a_json_file_must_be_a_list(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"rows\.json: not a JSON list"):
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.json", b'{\n"rows": []}', r"rows\.json, line 1: not JSON: give an object per line"),
+        ("rows.json", b'["a"]', r"rows\.json, row 1: not a JSON object"),
+        ("rows.json", b"[{]", r"rows\.json: not JSON"),
+        ("rows.jsonl.gz", b"{}", "it is damaged"),
+        ("rows.parquet", b"{}", "no Parquet file, or damaged"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, name, content, says):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=says):
         GSM8K(path=str(path)).load()
 
 
@@ -127,10 +137,43 @@ def test_a_json_file_must_be_a_list(tmp_path):
         ("it is -15", "-15"),
         ("The answer is \N{MINUS SIGN}3.", "-3"),
         ("none", None),
+        ("#### **$18.00**\n2 steps", "18"),
+        (r"#### \boxed{\text{18}}", "18"),
+        ("#### 1 200", "1200"),
+        ("#### 1\N{NARROW NO-BREAK SPACE}200 km", "1200"),
+        ("#### 1'200'000", "1200000"),
+        ("#### - 5", "-5"),
+        ("#### -$5", "-5"),
+        ("#### 50%", "50"),
+        ("#### 2.5e3", "2500"),
+        ("#### 9/12.", "3/4"),
+        ("#### 1 1/2 cups", "3/2"),
+        ("#### 18/0", "18"),
+        (r"\boxed{1\,200}", "1200"),
+        (r"\boxed{1,\!200}.", "1200"),
+        (r"\boxed{-\frac{1}{4}}", "-1/4"),
+        (r"\boxed{1\frac{1}{4}}", "5/4"),
+        (r"\boxed{x = -\$5}", "-5"),
+        (r"\boxed{18\text{ m}^2} as 9 = 9", "18"),
+        (r"\boxed{18}. My answer: it has 2 steps", "18"),
+        (r"3 \times 10^{4} km", "30000"),
+        (r"\boxed{3\cdot10^4} as 9 = 9", "30000"),
+        ("1.2 x 10^3", "1200"),
+        ("18 m^2", "18"),
+        ("The answer is - 5", "-5"),
+        ("The answer is not 4 but 5", "5"),
+        ("The answer isn't 4. It is 5.", "5"),
+        ("The answer to it is: 7\nin 2 steps", "7"),
+        ("**Answer:** 7\nin 2 steps", "7"),
+        ("## Final answer\n\n$7$\nin 2 steps", "7"),
+        ("<answer>7</answer> in 2 steps", "7"),
+        ("To answer this: 5 each. 3 x 5 = 15", "15"),
+        ("a day - 5 hours", "5"),
+        ("5\N{EN DASH}10", "10"),
     ],
 )
 def test_final_numbers(text, number):
-    assert final_number(text) == (None if number is None else Decimal(number))
+    assert final_number(text) == (None if number is None else Fraction(number))
 
 
 def test_gsm8k_scores_the_final_number_before_the_next_question():
@@ -139,6 +182,8 @@ def test_gsm8k_scores_the_final_number_before_the_next_question():
     assert task.score(example, " 24 - 5 = 19.\nQuestion: 2 + 2? 4") == {"exact_match": 1.0}
     assert task.score(example, " 24 - 5 = 18. The answer is 18.") == {"exact_match": 0.0}
     assert task.score(example, " I do not know") == {"exact_match": 0.0}
+    assert task.score(example, "<think>#### 5 or so?</think>\n#### 19") == {"exact_match": 1.0}
+    assert task.score(example, "<think>So it is 19. But") == {"exact_match": 0.0}
 
 
 def test_gsm8k_wordings():
@@ -184,18 +229,32 @@ def test_mbpp_runs_setup_and_tests(tmp_path):
     rows = [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"])]
     task = MBPP(path=written(tmp_path / "a.jsonl", rows), template="chat", execute_code=True)
     example = task.load()[0]
-    assert task.score(example, "Sure:\n```python\ndef f(): return 511\n```") == {"passed": 1.0}
-    assert task.score(example, "def f(): return 5\n[DONE]\n") == {"passed": 0.0}
+    for answer, passed in (("Sure:\n```python\ndef f(): return 511\n```", 1), ("def f(): pass", 0)):
+        assert task.score(example, answer)["passed"] == passed
     assert MBPP(path="examples").score(example, "") == {}
+
+
+def test_the_rows_of_sanitized_mbpp(tmp_path):
+    old = ("text", "test_setup_code")
+    rows = [
+        {key: value for key, value in problem(n).items() if key not in old}
+        | {"prompt": f"Return {n}.", "test_imports": ["import math"]}
+        | {"test_list": [f"assert f() == math.floor({n}.5)"]}
+        for n in (2, 3, 4, 511)
+    ]
+    task = MBPP(path=written(tmp_path / "a.json", rows), execute_code=True)
+    (example,) = task.load()
+    assert "here is your task: Return 511. Your code" in example.prompt
+    assert task.score(example, str(example.data["code"]))["passed"] == 1.0
 
 
 def test_the_reference_solutions_of_our_own_problems_pass():
     task = HumanEval(path="examples", execute_code=True)
     example = task.load()[1]
-    assert task.score(example, str(example.data["canonical_solution"])) == {"passed": 1.0}
+    assert task.score(example, str(example.data["canonical_solution"]))["passed"] == 1.0
     task = MBPP(path="examples", execute_code=True)
     example = task.load()[-1]
-    assert task.score(example, str(example.data["code"])) == {"passed": 1.0}
+    assert task.score(example, str(example.data["code"]))["passed"] == 1.0
 
 
 def test_cnndm_scores_rouge_before_the_stop_string():
@@ -203,8 +262,11 @@ def test_cnndm_scores_rouge_before_the_stop_string():
     example = task.load()[0]
     assert example.prompt.endswith("the first to cross.\nSummary:")
     scores = task.score(example, " " + str(example.data["highlights"]) + "\n\nDocument: next")
-    assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+    assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0, "rougeLsum": 1.0}
     assert task.score(example, "")["rougeL"] == 0.0
+    swapped = replace(example, data={"highlights": "The cat sat down.\nA dog ran."})
+    scores = task.score(swapped, "A dog ran.\nThe cat sat down.")
+    assert scores["rougeLsum"] == 1.0 > scores["rougeL"]
     chat = CNNDM(path="examples", template="paper-llama2").load()[0].prompt
     assert chat.startswith("[INST] Please summarize") and chat.endswith("  Summary: [/INST]")
 
@@ -218,9 +280,3 @@ def test_wmt16_scores_sentences_and_the_corpus():
     worse = [*pairs[:-1], (examples[-1], "Nothing of it")]
     assert 50 < task.corpus_scores(worse)["bleu"] < 100
     assert task.score(*worse[-1])["sentence_bleu"] < 10
-
-
-def test_completions_end_before_a_stop_string():
-    assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
-    assert before_stop("a", ()) == "a"
-    assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"
