@@ -51,7 +51,8 @@ class GSM8K(DatasetTask):
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {"exact_match": 1.0 or 0.0}."""
         wanted = final_number(str(example.data["answer"]))
-        found = final_number(before_stop(completion, self.stop or ("\nQ:", "\nQuestion:")))
+        stop = self.stop or (() if self.prompt.chat else ("\nQ:", "\nQuestion:"))
+        found = final_number(before_stop(completion, stop))
         return {"exact_match": float(found == wanted)}
 
 
