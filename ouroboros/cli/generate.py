@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -60,17 +60,17 @@ class Runner:
         prompt: Sequence[int],
         *,
         chat: bool = False,
-        eos: Collection[int] = (),
         **options,
     ) -> None:
-        self.name, self.exact, self.chat, self.eos = name, target.exact, chat, eos
+        self.name, self.exact, self.chat = name, target.exact, chat
+        self.eos = options.get("eos", ())
         self.dtype = str(target.dtype).removeprefix("torch.")
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
         self._tokenizer = target.tokenizer.backend_tokenizer
         self._text = DecodeStream(ids=list(prompt), skip_special_tokens=True)
-        self._traces = stream(target, drafter, prompt, eos=eos, **options)
+        self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
         """Run one decoding step; return the text that it added, [] at the end.

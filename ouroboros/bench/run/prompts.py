@@ -72,6 +72,12 @@ class PromptBuilder:
                 "none: use another task.template, or an instruct model"
             )
         messages, how = [dict(message) for message in example.messages], dict(self.args)
+        for token in self.tokenizer.added_tokens_decoder.values():
+            if token.special and messages[-1]["content"].lstrip().startswith(token.content):
+                raise ValueError(
+                    f"the prompt of {example.id} begins with {token.content}, as if a template "
+                    "had rendered it: give task.template=plain ('generate': --template none)"
+                )
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **how
@@ -86,10 +92,12 @@ class PromptBuilder:
 def end_of_turn(tokenizer) -> frozenset[int]:
     """Return the id of the special token that the chat template puts after an answer, such as
     <|im_end|>; no id without a template or such a token."""
+    if not getattr(tokenizer, "chat_template", None):
+        return frozenset()
     turns = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except (TemplateError, ValueError):  # no template, or one that takes other messages
+    except (TemplateError, ValueError):  # a template that takes other messages
         return frozenset()
     _, answer, after = text.rpartition(ANSWER)
     ids = tokenizer(after.lstrip(), add_special_tokens=False).input_ids[:1] if answer else ()
