@@ -25,7 +25,7 @@ class HumanEval(CodeTask):
 
     With the template `plain`, whitespace at the end of a prompt is removed, as is usual: most
     tokenizers merge a line break with the indentation after it, so models rarely see a line break
-    as a separate token before code. With `chat`, the answer is a complete function in a fenced
+    as a separate token before code. With `chat`, the answer is a complete function in a code
     block.
     """
 
