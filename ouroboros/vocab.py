@@ -1,4 +1,4 @@
-"""Check that two tokenizers are compatible.
+"""Encode prompts, and check that two tokenizers are compatible.
 
 The vocabularies may differ in size (such as 32000 and 32016). Ids in both must stand for the same
 token; ids that only the draft has are never proposed.
@@ -20,6 +20,21 @@ def fingerprint(tokenizer) -> str:
     """Return a short hash of a tokenizer's vocabulary."""
     pieces = sorted((index, piece) for piece, index in tokenizer.get_vocab().items())
     return hashlib.sha256(repr(pieces).encode()).hexdigest()[:16]
+
+
+def encode(tokenizer, text: str) -> list[int]:
+    """Return a prompt's token ids, with the special tokens that the tokenizer puts before a text.
+
+    They are not repeated if the text begins with them. Special tokens that the tokenizer puts after
+    a text, such as </s>, are left out, because a model would continue after the end.
+    """
+    ids = list(tokenizer(text).input_ids)
+    bare = list(tokenizer(text, add_special_tokens=False).input_ids)
+    added = len(ids) - len(bare)
+    for before in range(added, -1, -1) if bare else ():
+        if ids[before : before + len(bare)] == bare:
+            return bare if bare[:before] == ids[:before] else ids[:before] + bare
+    return ids
 
 
 def check_pair(target: CachedModel, draft: CachedModel) -> None:

@@ -9,13 +9,15 @@ from ouroboros.baselines import Speculative
 from tiny import VOCAB, StepLog, llama, plain, prompt_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ouroboros import Ouroboros
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, argmax
-from ouroboros.vocab import check_pair, fingerprint
+from ouroboros.vocab import check_pair, encode, fingerprint
 
 
 def tokenizer(count: int, **renamed: int) -> PreTrainedTokenizerFast:
@@ -88,3 +90,30 @@ def test_a_fingerprint_names_what_ids_mean():
     assert fingerprint(tokenizer(13)) == fingerprint(tokenizer(13))
     named = [tokenizer(13), tokenizer(14), tokenizer(13, zebra=7), tokenizer(12)]
     assert len(set(map(fingerprint, named))) == 4
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        ("$A", "a b", "ab"),
+        ("<s> $A", "a b", "sab"),
+        ("<s> $A", "<s> a b", "sab"),  # a prompt that a chat template has rendered
+        ("<s> $A", "<s> <s> a", "ssa"),  # on purpose
+        ("<s> $A", "a <s>", "sas"),
+        ("$A </s>", "a b", "ab"),  # a model would continue after the end
+        ("$A </s>", "a </s>", "ae"),
+        ("<s> $A </s>", "a", "sa"),
+        ("<s> $A </s>", "<s> a", "sa"),
+        ("<s> <s> $A", "<s> a", "sssa"),  # only a whole beginning is not repeated
+        ("<s> $A", "", "s"),
+    ],
+)
+def test_a_prompt_has_its_special_tokens_once_and_no_end(template, text, ids):
+    made = Tokenizer(WordLevel({piece: n for n, piece in enumerate("ab")}, unk_token="a"))
+    made.pre_tokenizer = Whitespace()
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    words = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert encode(words, text) == ["abse".index(letter) for letter in ids]

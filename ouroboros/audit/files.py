@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ouroboros import vocab
 from ouroboros.audit.audit import Auditor
 from ouroboros.audit.report import Row
 from ouroboros.engine.model import CachedModel
@@ -78,10 +79,10 @@ def _completions(
             row = json.loads(line)
             prompt, new = row.get("prompt_token_ids"), row.get("token_ids")
             if prompt is None:
-                prompt = list(target.tokenizer(row["prompt"])["input_ids"])
+                prompt = vocab.encode(target.tokenizer, row["prompt"])
             if new is None:
                 text = target.tokenizer.decode(prompt, skip_special_tokens=True)
-                whole = list(target.tokenizer(row.get("prompt", text) + row["text"])["input_ids"])
+                whole = vocab.encode(target.tokenizer, row.get("prompt", text) + row["text"])
                 alone = target.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
                 fits = whole[: len(prompt)] == prompt
                 new = whole[len(prompt) :] if fits else list(alone)

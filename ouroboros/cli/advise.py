@@ -105,8 +105,8 @@ def advise(options: dict) -> tuple[int, dict]:
     elif task is None:
         raise ValueError("task=null: give a task, as task=prompts task.path=FILE")
     else:
-        made, examples = task.load()
         loaded = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
+        made, examples = task.for_tokenizer(loaded.target.tokenizer).load()
         print(DURATION, file=sys.stderr)
         sampling = Sampling(**{field.name: options[field.name] for field in fields(Sampling)})
         limits = {"max_new": options["max_new"], "sampling": sampling}

@@ -19,7 +19,8 @@ from ouroboros.tuning.search import SPACES
 
 OF_RUNS = {"audit", "batch_size", "context_tokens", "overwrite", "parallel", "part", "refill"}
 OF_RUNS |= {"repeats", "results_dir", "retry_failed", "task", "timing"}
-"""Options that 'ouroboros generate' refuses."""
+"""Options that 'ouroboros generate' refuses, except `TEMPLATE_ARGS`."""
+TEMPLATE_ARGS = "task.template_args"
 
 
 def check(name: str, options: Any) -> None:
@@ -75,13 +76,15 @@ def generate_config(options: Namespace) -> dict:
     if words := [one for one in options.overrides if "=" not in one]:
         raise ValueError(f"{words[0]}: put the prompt in quotes, and write options as NAME=VALUE")
     for one in options.overrides:
-        if re.split(r"[.=@]", one.lstrip("+~"))[0] in OF_RUNS:
+        option = one.lstrip("+~")
+        if re.split(r"[.=@]", option)[0] in OF_RUNS and not option.startswith(TEMPLATE_ARGS):
             raise ValueError(f"{one} has no effect on one prompt: use 'ouroboros bench'")
     if options.race and options.decoder == "greedy":
         raise ValueError("--race --decoder greedy: give another decoder to race with greedy")
     names = ["greedy"] * options.race + [options.decoder]
     overrides = [f"decoder=[{','.join(dict.fromkeys(names))}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed or 0}"]
+    overrides += [f"task.template={'auto' if options.template == 'auto' else 'plain'}"]
     overrides += ["model=hf"] if options.target or options.draft else []
     roles = {"target": options.target, "draft": options.draft}
     overrides += [f"model.{role}='{name}'" for role, name in roles.items() if name]

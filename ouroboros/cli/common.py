@@ -155,7 +155,7 @@ def one_line(error: BaseException) -> str:
         names = unknown(name, options, nested) if options else repr(name)
         if path[1:] and isinstance(parent, DictConfig) and parent._key() == "decoder":
             return f"this run has no decoder {path[1]}: add it to decoder=[...]"
-        free = path and (path[0] == "hydra" or path[-1].endswith("options"))
+        free = path and (path[0] == "hydra" or path[-1].endswith(("options", "_args")))
         adds = f"; +{option[1]}=... adds one" if free else ""
         text = f"{'.'.join(path) or 'the config'} has no option {names}{adds}"
     elif config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):

@@ -24,12 +24,11 @@ from transformers.utils.logging import disable_progress_bar
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import load_costs
-from ouroboros.bench.run.loop import WARM_UP, eos_ids
+from ouroboros.bench.run.loop import WARM_UP
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import build
+from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.bench.tasks.task import Example
 from ouroboros.cli.checks import generate_config
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.engine.model import CachedModel
@@ -50,12 +49,21 @@ Piece = tuple[str, str]
 
 class Runner:
     """One decoder on one prompt, with its text so far. `seconds` counts only the time in `step`, so
-    decoders that take turns are timed separately. `options` are those of `decode.stream`."""
+    decoders that take turns are timed separately. `chat` says that the prompt uses a chat template;
+    `options` are those of `decode.stream`."""
 
     def __init__(
-        self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
+        self,
+        name: str,
+        target: CachedModel,
+        drafter: Drafter,
+        prompt: Sequence[int],
+        *,
+        chat: bool = False,
+        **options,
     ) -> None:
-        self.name, self.exact = name, target.exact
+        self.name, self.exact, self.chat = name, target.exact, chat
+        self.eos = options.get("eos", ())
         self.dtype = str(target.dtype).removeprefix("torch.")
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
@@ -77,7 +85,9 @@ class Runner:
         if trace is None or not trace.steps:
             return []
         fresh, sources = trace.new_tokens[len(self.tokens) :], trace.steps[-1].sources
-        texts = [self._text.step(self._tokenizer, token) or "" for token in fresh]
+        shown = [token for token in fresh if token not in self.eos]
+        texts = [self._text.step(self._tokenizer, token) or "" for token in shown]
+        texts += [""] * (len(fresh) - len(shown))
         added = list(zip(texts, sources, strict=True))
         self.tokens += fresh
         self.pieces += added
@@ -102,10 +112,11 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
         names = " and ".join(unused)
         print(f"warning: {names} has no effect without --temperature above 0", file=sys.stderr)
     torch.set_num_threads(config.threads or torch.get_num_threads())
-    console, prompt = Console(highlight=False), (options.prompt, "given")
+    console = Console(highlight=False)
     disable_progress_bar()
     with console.status("loading"):
         runners = load_runners(config, options.prompt)
+    prompt = options.prompt + "\n\n" * runners[0].chat, "given"
     race, interrupted = len(runners) > 1, False
     live = None
     if race and console.is_terminal:
@@ -140,17 +151,20 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     Raises `ValueError` if a decoder runs on another engine or the prompt cannot be decoded.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
-    target, example, task = pair.target, Example("prompt", prompt), Prompts(path="examples")
-    costs = load_costs(config.costs)
+    target, costs = pair.target, load_costs(config.costs)
+    own = config.task.for_tokenizer(target.tokenizer).options
+    how: dict = {name: own[name] for name in ("template", "template_args")}
+    task = Prompts(path=BUNDLED, **how)
+    example = task.prompt.example("prompt", {"prompt": prompt}, {})
     bench = build(config, task, [example], pair, costs=costs)  # type: ignore[arg-type]
-    ids, warm_up = (prompt_ids(target.tokenizer, one) for one in (example, WARM_UP))
+    ids, warm_up = map(bench.prompts.ids, (example, WARM_UP))
     choose = bench.sampling.choose(example.id, 0, vocab=target.vocab_size)
-    options = {"choose": choose, "eos": eos_ids(target), "max_new": bench.max_new}
+    options: dict = {"choose": choose, "eos": bench.eos, "max_new": bench.max_new}
     runners: list[Runner] = []
     for name, make in bench.decoders.items():
         if runners:  # the same weights, with a separate cache
             fused = target.describe_engine()["engine"] == "fused"
-            how: dict = {"engine": "fused" if fused else config.model.engine}
+            how = {"engine": "fused" if fused else config.model.engine}
             how |= {"tokenizer": target.tokenizer, "max_len": target.max_len}
             target = CachedModel(target.model, exact=config.model.exact, **how)
             if fused:  # the same packed weights
@@ -163,7 +177,7 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
                 model.prepare(len(ids) + bench.max_new)
         for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
             pass
-        runners.append(Runner(name, target, drafter, ids, **options))
+        runners.append(Runner(name, target, drafter, ids, chat=task.prompt.chat, **options))
     return runners
 
 
@@ -216,8 +230,9 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
         seen = {source for runner in runners for _, source in runner.pieces}
         for name in seen & DRAFTED.keys():
             yield Text(f"{name}: {SOURCES[name][1]}", DRAFTED[name])
-    dtype = runners[0].dtype
-    yield from (f"{runner.name}: {', '.join(runner.figures())}, {dtype}" for runner in runners)
+    dtype, chat = runners[0].dtype, ", chat template" * runners[0].chat
+    for runner in runners:
+        yield f"{runner.name}: {', '.join(runner.figures())}, {dtype}{chat}"
     if not runners[0].exact and dtype not in ("float32", "float64"):
         yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
         yield "model.dtype=float32 avoids this"

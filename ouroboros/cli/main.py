@@ -186,15 +186,20 @@ def generate(add: Callable) -> None:
 
     The default models are those of 'ouroboros bench': stand-ins of larger models,
     made from the reference pair, in float32 (model.standin=null: the pair itself).
-    Other models have model.dtype=auto. With --race, greedy decoding runs too. The
-    two decoders take turns: the one that has used less time goes next, so each
-    text grows at its measured speed. Both decode a warm-up text first.
+    Other models have model.dtype=auto. If the tokenizer has a chat template, the
+    prompt is a user's turn; task.template_args.enable_thinking=false is an argument
+    of the template, and --template none continues the prompt's text itself. With
+    --race, greedy decoding runs too. The two decoders take turns: the one that has
+    used less time goes next, so each text grows at its measured speed. Both decode
+    a warm-up text first.
     """
     add("prompt", help="the prompt to continue")
     options = "options of conf/config.yaml"
     add("overrides", nargs="*", default=[], metavar="NAME=VALUE", help=options)
     add("--target", help="hub id or folder of a causal LM")
     add("--draft", help="hub id or folder of a smaller model of its family")
+    template = "none: do not use the model's chat template (auto: use it, if there is one)"
+    add("--template", choices=("auto", "none"), default="auto", help=template)
     add("--decoder", default="ouroboros", help="a name in conf/decoder (%(default)s)")
     add("--max-new", type=int, default=128, help="maximum number of new tokens (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0: greedy; above: sampling (%(default)s)")

@@ -27,9 +27,8 @@ from ouroboros.bench.replay.replay import (
 )
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
-from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import Costs
 from ouroboros.decode import RootOnly
@@ -182,7 +181,7 @@ def measured_evidence(
     timed = costs
     if timed is None:
         reach = min(model.max_len for model in bench.models) - max(nodes)
-        reach = max(1, min(longest(tokenizer, bench.examples) + bench.max_new, reach))
+        reach = max(1, min(bench.prompts.longest(bench.examples) + bench.max_new, reach))
         grid = {"nodes": nodes, "contexts": [max(1, reach // 2), reach], "visits": visits}
         with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
             timed = Costs.measure_grid(bench.models, **grid, repeats=CALLS, on_visit=bar.update)
@@ -195,8 +194,8 @@ def measured_evidence(
     for sample in samples:
         if sample.error:
             raise ValueError(f"{sample.decoder} failed on {sample.example}: {sample.error}")
-    live, prompts = completed(samples), {e.id: prompt_ids(tokenizer, e) for e in bench.examples}
-    limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
+    live, prompts = completed(samples), {e.id: bench.prompts.ids(e) for e in bench.examples}
+    limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, bench.eos
     made = str(target.dtype).removeprefix("torch."), str(target.describe_engine()["engine"])
     recording = by_decoder(live, samples, predictions, lambda e, _: prompts[e], *limits, *made)
     rates = rates or _measured_rates(recording)

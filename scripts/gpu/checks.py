@@ -32,7 +32,7 @@ from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.prompts import prompt_ids
+from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.costs import Costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
@@ -98,6 +98,7 @@ def equal(folder: Path) -> Check:
     config = RunConfig.from_mapping(run["config"])
     target = load_pair(PairSpec(*REFERENCE, dtype="float32"), with_draft=False).target
     examples = {example.id: example for example in config.task.load()[1]}
+    prompts = PromptBuilder(target.tokenizer, texts=results.load_prompts())
     samples = [sample for sample in results.load_samples() if not sample.error]
     plain = {(s.example, s.repeat): s.new_tokens for s in samples if s.decoder == PLAIN}
     compared, ties, worst = 0, 0, 0.0
@@ -110,7 +111,8 @@ def equal(folder: Path) -> Check:
         if at is None:
             continue
         pair = [tokens[at] for tokens in (sample.new_tokens, plain[key]) if at < len(tokens)]
-        prompt, new = prompt_ids(target.tokenizer, examples[sample.example]), plain[key][:at]
+        prompt = prompts.ids(examples[sample.example])
+        new = plain[key][:at]
         logits = plain_logits(target.model, prompt, [*new, 0], rows=at + 1)[-1:]
         choose = config.sampling.choose(*key, vocab=run["model"]["vocab_size"])
         scores = choose.scores(logits, [*prompt, *new], ROOT)[0, pair]

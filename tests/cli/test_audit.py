@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
-from bench_models import tiny_pair
+from bench_models import byte_tokenizer, tiny_pair
+from tokenizers.processors import TemplateProcessing
 
+from ouroboros import CachedModel
 from ouroboros.audit.files import audit_files
 
 
@@ -65,6 +67,20 @@ def test_a_file_called_reference_is_judged_too(audited, completions):
     wrong = [{**row, "token_ids": [5, *row["token_ids"][1:]]} for row in completions]
     code, found, _ = audited(plain=completions, reference=wrong)
     assert code == 1 and found["verdicts"]["reference"]["BUG"] > 0
+
+
+def test_a_prompt_with_its_special_tokens_is_not_given_them_again(completions, tmp_path):
+    """As a chat template of another engine rendered it."""
+    tokenizer = byte_tokenizer()
+    begin = [(piece, tokenizer.convert_tokens_to_ids(piece)) for piece in ("a", "b")]
+    processor = TemplateProcessing(single="a $A b", special_tokens=begin)
+    tokenizer.backend_tokenizer.post_processor = processor
+    target = CachedModel(tiny_pair()[0].model, tokenizer=tokenizer)
+    path = tmp_path / "x.jsonl"
+    rows = [{"prompt": "a", "token_ids": completions[2]["token_ids"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = audit_files(target, [path])
+    assert row.findings["x"]["verdict"] == "identical"
 
 
 def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):

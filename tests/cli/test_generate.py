@@ -5,7 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
-from bench_models import byte_tokenizer, tiny_pair
+from bench_models import byte_tokenizer, save_pair, tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
@@ -120,6 +120,25 @@ def test_the_command_writes_text_figures_and_the_dtype(told):
     assert "warning: in bfloat16, rounding may resolve a near tie" in out
     code, out, _ = told("def f", "model.dtype=bfloat16", "model.engine=fused", "--max-new", "8")
     assert code == 0 and "warning" not in out, "calls are exact"
+
+
+def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_pair, tmp_path):
+    pair = tiny_pair()
+    pair[0].tokenizer.chat_template = "{{ thinking }}<user>{{ messages[0].content }}<bot>"
+    save_pair(pair, tmp_path)
+    options = ["--decoder", "greedy", "--max-new", "6", "model.dtype=float32"]
+    options += ["--target", str(tmp_path / "target")]
+    texts = {}
+    for more in ([], ["+task.template_args.thinking=1"], ["--template", "none"]):
+        code, out, err = call("generate", "def f", *options, *more, pair=False)
+        assert code == 0, err
+        chat = more[:1] != ["--template"]
+        assert ("float32, chat template\n" in out) == chat
+        texts[out.split("\n\ngreedy: ")[0]] = out.startswith("def f\n\n")
+    assert list(texts.values()) == [True, True, False], "three different prompts"
+    base = ["--target", str(saved_pair / "target"), "task.template_args.enable_thinking=false"]
+    code, _, err = call("generate", "a", "--decoder", "greedy", *base, pair=False)
+    assert code == 2 and "needs a chat template, but task.template=plain" in err
 
 
 @pytest.mark.parametrize(

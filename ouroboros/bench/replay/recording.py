@@ -18,7 +18,7 @@ from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, SampleKey
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import PairSpec, load_model
-from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
+from ouroboros.bench.run.prompts import Answers, PromptBuilder, with_context
 from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.bench.tasks.dataset import read_rows
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -134,7 +134,7 @@ def _prompts_of_run(
     spec = task or TaskSpec.from_mapping(run["config"]["task"])
     try:
         check_files(spec.files(), run.get("contents", {}))
-        made, examples = spec.load()
+        made, examples = spec.for_tokenizer(tokenizer).load()
     except ValueError as error:
         if task:
             raise
@@ -143,6 +143,7 @@ def _prompts_of_run(
         examples = with_context(examples, made.load(), tokenizer, tokens)
     samples = {sample.key: sample for sample in folder.load_samples()}
     answers = Answers(made, examples, run["decoders"][0], samples)
+    prompts = PromptBuilder(tokenizer, getattr(made, "template_args", {}), folder.load_prompts())
     by_id = {example.id: example for example in examples}
 
     def prompt_of(example: str, repeat: int) -> list[int]:
@@ -152,7 +153,7 @@ def _prompts_of_run(
                 "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
                 "fewer of its prompts)"
             )
-        return prompt_ids(tokenizer, answers.with_history(by_id[example], repeat))
+        return prompts.ids(answers.with_history(by_id[example], repeat))
 
     return prompt_of, list(by_id)
 
@@ -205,7 +206,7 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
         try:
             before, name = "", str(row.get("id", f"{path.stem}/{number}"))
             for turn, one in enumerate(row.get("turns", [row])):
-                prompt = tokenizer(before + one["prompt"]).input_ids
+                prompt = vocab.encode(tokenizer, before + one["prompt"])
                 new = tokenizer(one["completion"], add_special_tokens=False).input_ids
                 group = str(row.get("category", ""))
                 runs.append(RecordedRun(name, (*prompt,), (*new,), repeat=turn, group=group))

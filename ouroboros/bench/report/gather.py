@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,6 +62,10 @@ class Measured:
         padded = f" padded to {length} tokens{more}" if length else ""
         each = f"prompt{'s' * (wanted != 1)}{padded}"
         what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
+        template, given = task.get("template", "plain"), task.get("template_args") or {}
+        if template != "plain":
+            what += ", chat template" if template == "chat" else f", template {template}"
+            what += "".join(f", {name}={json.dumps(value)}" for name, value in given.items())
 
         pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
         published, ships = run.get("published"), target.startswith("reference/")

@@ -19,8 +19,8 @@ from ouroboros.audit.audit import WHOLE, Auditor, Control, Finding, well_ended
 from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
-from ouroboros.bench.run.loop import Bench, StopStrings, eos_ids
-from ouroboros.bench.run.prompts import Answers, prompt_ids
+from ouroboros.bench.run.loop import Bench, StopStrings
+from ouroboros.bench.run.prompts import Answers
 from ouroboros.decode import Drafter, DrafterCapabilities
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
@@ -55,6 +55,7 @@ def audit_run(
     exact, sizes = torch.float32 if quick else torch.float64, THOROUGH if controls else QUICK
     auditor, lacking = Auditor(job.target, rows=sizes, exact=exact), _lacking_bytes(job)
     samples = {sample.key: sample for sample in folder.load_samples()}
+    job.prompts.texts |= folder.load_prompts()
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     made = {name: make() for name, make in job.decoders.items()}
     choose = job.sampling.choose("", 0, vocab=vocab)
@@ -69,7 +70,7 @@ def audit_run(
         findings, plain = _without_comparison(group, in_law), group.get(PLAIN)
         controlled: list[Control] = []
         if plain is not None and not plain.error:
-            prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
+            prompt = job.prompts.ids(answers.with_history(example, repeat))
             for name, sample in group.items():
                 if sample and name not in findings and not _ends_by_a_rule(job, sample, prompt):
                     reason = "it ends without an end token, a limit or a stop string"
@@ -128,8 +129,8 @@ def _without_comparison(
 def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
     """Return whether a completion ends at an end token, a limit or a stop string."""
     new, stopped = sample.new_tokens, sample.finish == "stop"
-    room, eos = job.target.max_len - len(prompt) + 1, eos_ids(job.target)
-    ended = well_ended(new, eos=eos, max_new=job.max_new, room=room, stopped=stopped)
+    room = job.target.max_len - len(prompt) + 1
+    ended = well_ended(new, eos=job.eos, max_new=job.max_new, room=room, stopped=stopped)
     stop = StopStrings(job.target.tokenizer, job.task.stop)(new)
     return ended and stop == (len(new) if stopped else None)
 

@@ -2,6 +2,7 @@
 
     run.json        the resolved config, versions, machine, and whether the run is finished
     samples.jsonl   one line per (prompt, decoder, repeat), flushed when its sequence ends
+    prompts.jsonl   the prompts that a chat template rendered, if any
     failures.jsonl  the traceback of each failed sample, if any failed
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: the verdict on each completion
@@ -44,9 +45,10 @@ from ouroboros.tree import TokenTree
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
+PROMPTS = "prompts.jsonl"
 FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
-    *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES, TOKENIZER),
+    *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, PROMPTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
     *("profile.json", "profile.md", "verify_cost.png", "step_time.png"),
 )
@@ -222,6 +224,10 @@ class ResultsFolder:
             samples.pop(sample.key, None)
             samples[sample.key] = sample
         return list(samples.values())
+
+    def load_prompts(self) -> dict[str, str]:
+        """Return the saved prompts, the `texts` of a `PromptBuilder`."""
+        return dict(read_lines(self.path / PROMPTS, lambda row: (row["messages"], row["prompt"])))
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
         """Return the saved scores: {sample key: {name of score: value}}."""

@@ -27,9 +27,9 @@ import torch
 from ouroboros import vocab
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import FAILURES, PROMPTS, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
-from ouroboros.bench.run.prompts import Answers, check_ids, longest, prompt_ids
+from ouroboros.bench.run.prompts import Answers, PromptBuilder, check_ids, end_of_turn
 from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
@@ -50,7 +50,8 @@ class Bench:
     """A run with everything loaded: models, task, decoders.
 
     The caches of all `models` are emptied before each batch; `costs` are the costs that decoders
-    plan with, if any. The other options are those of `RunConfig`. Raises `ValueError` if the
+    plan with, if any. `prompts` makes the prompts (None: with the target's tokenizer). The other
+    options are those of `RunConfig`. Raises `ValueError` if the
     examples need a chat template that the tokenizer lacks, if a prompt has a token id outside the
     vocabulary, and if the task, a model or a decoder does not support a `batch_size` above 1.
     """
@@ -67,13 +68,16 @@ class Bench:
     costs: Costs | None = None
     batch_size: int = 1
     refill: bool = False
+    prompts: PromptBuilder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.models)
+        self.meter, self.eos = Meter(self.models), eos_ids(self.target)
         tokenizer, known = self.target.tokenizer, self.target.vocab_size
+        if self.prompts is None:
+            self.prompts = PromptBuilder(tokenizer, getattr(self.task, "template_args", {}))
         for example in self.examples:
             if example.messages or len(tokenizer) > known:
-                check_ids(prompt_ids(tokenizer, example), known, example.id)
+                check_ids(self.prompts.preview(example), known, example.id)
         if self.batch_size > 1 and (reason := self._why_one_by_one()):
             raise ValueError(f"batch_size={self.batch_size}: {reason}")
 
@@ -123,6 +127,8 @@ class Bench:
         Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
         phrase pool between prompts continues from the pool saved in the folder.
         """
+        saved = folder.load_prompts()
+        self.prompts.texts |= saved
         done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
         for sample in done.values():
             on_sample(sample)
@@ -133,7 +139,7 @@ class Bench:
         ]
         names = dict.fromkeys(name for name, *_ in missing)
         for model in self.models if missing else ():
-            context = longest(self.target.tokenizer, self.examples) + self.max_new
+            context = self.prompts.longest(self.examples) + self.max_new
             model.prepare(context, self.batch_size)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
@@ -159,6 +165,9 @@ class Bench:
                     folder.append(FAILURES, {"traceback": row.failure}, sample.key)
                 elif row.recorder is not None:
                     self._record(folder, sample, row.recorder)
+                for key in self.prompts.texts.keys() - saved.keys():
+                    saved[key] = self.prompts.texts[key]
+                    folder.append(PROMPTS, {"messages": key, "prompt": saved[key]})
                 folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
                     save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
@@ -201,7 +210,7 @@ class Bench:
             row = Row(sample, StopStrings(tokenizer, self.task.stop))
             try:
                 asked = example if answers is None else answers.with_history(example, repeat)
-                row.prompt = prompt_ids(tokenizer, asked)
+                row.prompt = self.prompts.ids(asked)
                 row.note(prompt_tokens=len(row.prompt))
                 check_ids(row.prompt, known, example.id)
                 if len(row.prompt) > self.target.max_len:
@@ -214,7 +223,7 @@ class Bench:
         for model in self.models:
             model.empty()
         self.meter.start()
-        limits = {"max_new": self.max_new, "eos": eos_ids(self.target)}
+        limits = {"max_new": self.max_new, "eos": self.eos}
         method = self._by_peer if isinstance(decoders[0], Peer) else self._together
         yield from method(decoders, rows, limits)
 
@@ -367,9 +376,10 @@ class Row:
         """Record the trace, truncated to `keep` new tokens (None: not truncated), in the sample;
         return the row."""
         trace = trace if self.keep is None else cut(trace, self.keep)
+        words = trace.new_tokens[: -1 if trace.finish == "eos" else None]
         self.note(
             new_tokens=tuple(trace.new_tokens),
-            text=text_of(tokenizer, trace.new_tokens, after=trace.tokens[: trace.prompt_len][-1:]),
+            text=text_of(tokenizer, words, after=trace.tokens[: trace.prompt_len][-1:]),
             finish=trace.finish,
             steps=tuple(trace.steps),
             wall_s=self.wall_s,
@@ -405,11 +415,14 @@ class Meter:
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:
-    """Return the model's end-of-sequence ids, from the generation config or else the tokenizer."""
-    config = getattr(model.model, "generation_config", None)
-    found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
-    ids = next((ids for ids in found if ids is not None), ())
-    return frozenset([ids] if isinstance(ids, int) else ids)
+    """Return the ids that end a completion: those of the generation config, of the tokenizer, and
+    the one that its chat template puts after an answer. They often differ: a tokenizer may end
+    with <|im_end|>, its model's generation config with </s>."""
+    found = end_of_turn(model.tokenizer)
+    for source in (getattr(model.model, "generation_config", None), model.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(token for token in found if token < model.vocab_size)
 
 
 class StopStrings:

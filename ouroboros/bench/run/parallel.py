@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.run.folder import COSTS, REMEDY, RUN, SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, PROMPTS, REMEDY, RUN, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, dtype_of
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -75,7 +75,7 @@ def claimed_folder(
                 raise ValueError(f"{place} has {others[0]}, but no {RUN} of a run: {REMEDY}")
 
         all_succeed(ranks, claim)
-        names = () if choice["overwrite"] else (SAMPLES, COSTS, "pool-*.json")
+        names = () if choice["overwrite"] else (SAMPLES, PROMPTS, COSTS, "pool-*.json")
         paths = [path for name in names for path in place.glob(name)]
         files = ranks.broadcast({path.name: path.read_bytes() for path in paths})
         for name, data in files.items() if ranks.rank else ():

@@ -7,33 +7,101 @@ of the run's first decoder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
+
+from jinja2 import TemplateError
 
 from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.run.identity import identity
 from ouroboros.bench.tasks.task import Conversation, Example, Task
+from ouroboros.vocab import encode
+
+ANSWER = "Fine"
+"""A short answer, to find the token that a chat template puts after answers."""
 
 
-def prompt_ids(tokenizer, example: Example) -> list[int]:
-    """Return an example's prompt as token ids; an example with messages uses the tokenizer's chat
-    template. Raises `ValueError` if the tokenizer has none."""
-    if not example.messages:
-        return list(tokenizer(example.prompt).input_ids)
+@dataclass
+class PromptBuilder:
+    """Makes the token ids of prompts; examples with messages use the tokenizer's chat template.
+
+    Each prompt is rendered once and kept, because a template may contain a clock: all decoders, a
+    resumed run and its audit get the same prompt. `args` are arguments of the template. `texts` has
+    the rendered prompts by a hash of their messages. In a parallel run, `share` returns rank 0's
+    text.
+    """
+
+    tokenizer: Any
+    args: Mapping[str, object] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    share: Callable[[str], str] = str
+
+    def ids(self, example: Example) -> list[int]:
+        """Return a prompt's token ids. Raises `ValueError` if the tokenizer has no chat template or
+        the template fails."""
+        if example.messages and (key := identity(*map(dict, example.messages))) not in self.texts:
+            self.texts[key] = self.share(self._rendered(example))
+        return self.preview(example)
+
+    def preview(self, example: Example) -> list[int]:
+        """Return the same as `ids` without keeping a rendered prompt, for later turns of a
+        conversation whose previous turns are not known yet."""
+        if not example.messages:
+            return encode(self.tokenizer, example.prompt)
+        text = self.texts.get(identity(*map(dict, example.messages))) or self._rendered(example)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def longest(self, examples: Sequence[Example]) -> int:
+        """Return the longest prompt's number of tokens; a later turn of a conversation counts
+        without the turns before it."""
+        return max((len(self.preview(example)) for example in examples), default=0)
+
+    @property
+    def unused_args(self) -> list[str]:
+        """The names in `args` that do not occur in the chat template."""
+        source = self.tokenizer.get_chat_template() if self.args else ""
+        return [name for name in self.args if not re.search(rf"\b{name}\b", source)]
+
+    def _rendered(self, example: Example) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "task.template=chat needs a tokenizer with a chat template, and this model's has "
+                "none: use another task.template, or an instruct model"
+            )
+        messages, how = [dict(message) for message in example.messages], dict(self.args)
+        for token in self.tokenizer.added_tokens_decoder.values():
+            if token.special and messages[-1]["content"].lstrip().startswith(token.content):
+                raise ValueError(
+                    f"the prompt of {example.id} begins with {token.content}, as if a template "
+                    "had rendered it: give task.template=plain ('generate': --template none)"
+                )
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **how
+            )
+        except TemplateError as error:
+            raise ValueError(
+                f"the model's chat template fails for {example.id} ({error}): correct "
+                "task.template_args, or use task.template=plain"
+            ) from error
+
+
+def end_of_turn(tokenizer) -> frozenset[int]:
+    """Return the id of the special token that the chat template puts after an answer, such as
+    <|im_end|>; no id without a template or such a token."""
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "task.template=chat needs a tokenizer with a chat template, and this model's has "
-            "none: use another task.template, or an instruct model"
-        )
-    messages = [dict(message) for message in example.messages]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the longest prompt's number of tokens; a later turn of a conversation counts without
-    the turns before it."""
-    return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
+        return frozenset()
+    turns = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except (TemplateError, ValueError):  # a template that takes other messages
+        return frozenset()
+    _, answer, after = text.rpartition(ANSWER)
+    ids = tokenizer(after.lstrip(), add_special_tokens=False).input_ids[:1] if answer else ()
+    return frozenset(ids) & tokenizer.added_tokens_decoder.keys()
 
 
 def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
@@ -83,7 +151,8 @@ def with_context(
     Raises `ValueError` for conversations, and if `others` has too little text.
     """
     if any(e.messages or e.follows for e in others):
-        raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")
+        remedy = "give task.template=plain, or leave it null"
+        raise ValueError(f"context_tokens lengthens plain prompts only, not chats: {remedy}")
     texts = [tokenizer(e.prompt + "\n\n", add_special_tokens=False).input_ids for e in others]
     index_of, longer = {example.id: index for index, example in enumerate(others)}, []
     for example in examples:

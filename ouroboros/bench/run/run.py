@@ -27,15 +27,16 @@ from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import check_files, describe, without_paths
-from ouroboros.bench.run.loop import Bench, eos_ids, in_one_line
-from ouroboros.bench.run.pair import Pair, load_pair
+from ouroboros.bench.run.loop import Bench, in_one_line
+from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer
 from ouroboros.bench.run.parallel import (
     claimed_folder,
     draft_on_first,
     join_ranks,
     on_own_device,
 )
-from ouroboros.bench.run.prompts import longest, with_context
+from ouroboros.bench.run.prompts import PromptBuilder, with_context
+from ouroboros.bench.tasks.dataset import AUTO
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
@@ -93,6 +94,9 @@ def run(
             say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
+        if config.task.options.get("template") == AUTO:
+            tokenizer = load_tokenizer(config.model)
+            config = replace(config, task=config.task.for_tokenizer(tokenizer))
         task, examples = config.task.load()
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
@@ -199,14 +203,16 @@ def build(
     if config.context_tokens:
         examples = with_context(examples, task.load(), tokenizer, config.context_tokens)
     max_new = task.max_new if config.max_new is None else config.max_new
+    prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}))
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
-        reach = longest(tokenizer, examples) + max_new
+        reach = prompts.longest(examples) + max_new
         costs = Costs.load(UNTIMED)
         if config.timing:
             costs = Costs.measure(pair.target, pair.draft, context=reach)
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
+        prompts.share = ranks.broadcast
         estimate_ms = costs.target.estimate_ms
         by_nodes = {"call_ms": lambda nodes, context: float(estimate_ms(nodes, context)[-1])}
         pair = Pair(ShardedModel(pair.target, ranks, **by_nodes), pair.draft)
@@ -217,7 +223,7 @@ def build(
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
     loaded = (pair.target, pair.models, task, examples, decoders, max_new)
     options = {name: getattr(config, name) for name in OF_BENCH}
-    return Bench(*loaded, costs=costs, **options)
+    return Bench(*loaded, costs=costs, prompts=prompts, **options)
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
@@ -277,6 +283,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
     if task.limit and (found := sum(not one.follows for one in bench.examples)) < task.limit:
         yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {found}"
+    for name in bench.prompts.unused_args:
+        yield f"task.template_args.{name} has no effect: the model's chat template does not use it"
     unused = config.sampling.without_effect
     if not config.sampling.temperature:
         how = {name: own.get("verification") for name, own in config.decoder.items()}
@@ -331,12 +339,16 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
     configs = [getattr(model.model, "config", None) for model in bench.models]
+    chat = any(example.messages for example in bench.examples)
+    template = "chat" if chat else getattr(task, "template", "plain")
     facts = {
         "task": {
             **{name: getattr(task, name) for name in ("name", "version", "licence")},
             "prompts": len(bench.examples),
             "fingerprint": fingerprint(bench.examples),
             "stop": list(task.stop),
+            "template": template,
+            "template_args": dict(bench.prompts.args),
         },
         "model": {
             **{key: getattr(spec, key) for key in ("name", "target", "draft", "standin")},
@@ -349,7 +361,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "max_len": target.max_len,
             "vocab_size": target.vocab_size,
             "tokenizer": vocab.fingerprint(target.tokenizer),
-            "eos": sorted(eos_ids(target)),
+            "eos": sorted(bench.eos),
         },
         "packed": {role: model.packed.facts for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,

@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +28,10 @@ from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
 """The `path` that selects a few rows that ship with this project, to try out a task."""
+AUTO = "auto"
+"""The `template` that `TaskSpec.for_tokenizer` replaces."""
+CHAT_MAX_NEW = 256
+"""The default of `max_new` if the prompts use a chat template."""
 EXAMPLES = Path(__file__).with_name("examples")
 ROWS = (".json", ".jsonl", ".jsonlines", ".ndjson", ".parquet", ".csv")
 """The endings of files of rows; before an ending such as .gz, too."""
@@ -74,7 +78,8 @@ def templates_of(task: str) -> dict[str, Template]:
 @dataclass(kw_only=True)
 class DatasetTask:
     """Base class of tasks whose prompts are rows of data. Options select the data, the template and
-    the stop strings (None: the template's).
+    the stop strings (None: the template's). `template_args` are arguments of the tokenizer's chat
+    template, such as {"enable_thinking": False}; those that are None are not passed.
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
     `aliases` has other names of fields: {"text": "prompt"} reads "prompt" if a row has no "text".
@@ -84,7 +89,6 @@ class DatasetTask:
 
     name: ClassVar[str]
     licence: ClassVar[str]
-    max_new: ClassVar[int]
     fields: ClassVar[Mapping[str, type]]
     aliases: ClassVar[Mapping[str, str]] = {}
     hub: ClassVar[tuple[str, str, str] | None] = None
@@ -93,7 +97,9 @@ class DatasetTask:
     path: str | None = None
     revision: str | None = None
     template: str = "plain"
+    template_args: Mapping = field(default_factory=dict)
     stop: Sequence[str] = None  # type: ignore[assignment]  # the template's
+    max_new: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.template not in self.templates:
@@ -106,6 +112,15 @@ class DatasetTask:
             raise ValueError(
                 f"task.revision={self.revision}, but task={self.name} {source}: leave it out"
             )
+        given = self.template_args.items()
+        self.template_args = {name: value for name, value in given if value is not None}
+        if self.template_args and not self.prompt.chat:
+            raise ValueError(
+                f"task.template_args={self.template_args} needs a chat template, but "
+                f"task.template={self.template}: leave it out, or give an instruct model"
+            )
+        if self.prompt.chat:
+            self.max_new = CHAT_MAX_NEW
         self.stop = self.prompt.stop if self.stop is None else self.stop
 
     @property

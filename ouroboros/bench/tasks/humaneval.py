@@ -25,7 +25,8 @@ class HumanEval(CodeTask):
 
     With the template `plain`, whitespace at the end of a prompt is removed, as is usual: most
     tokenizers merge a line break with the indentation after it, so models rarely see a line break
-    as a separate token before code.
+    as a separate token before code. With `chat`, the answer is a complete function in a code
+    block.
     """
 
     name = "humaneval"
@@ -44,6 +45,7 @@ class HumanEval(CodeTask):
         """Return the problems in the package's (or the file's) order."""
         examples = []
         for row in read_problems().values() if self.file is None else self.rows():
-            text = row["prompt"].rstrip() if self.template == "plain" else row["prompt"]
+            shortened = self.template in ("plain", "chat")
+            text = row["prompt"].rstrip() if shortened else row["prompt"]
             examples.append(self.prompt.example(row["task_id"], {"problem": text}, row))
         return examples

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from ouroboros.bench.tasks.dataset import BUNDLED, found_path
+from ouroboros.bench.tasks.dataset import AUTO, BUNDLED, found_path
 from ouroboros.bench.tasks.task import Example, Task, select
 from ouroboros.instantiate import check_whole, instantiate, unknown
 
@@ -75,6 +75,14 @@ class TaskSpec:
             raise ValueError(f"there is no task {known}; or give task._target_=module.Class")
         return plugins[self.name]
 
+    def for_tokenizer(self, tokenizer) -> TaskSpec:
+        """Return the spec with the template that template=auto stands for: "chat" if the tokenizer
+        has a chat template, else "plain"."""
+        if self.options.get("template") != AUTO:
+            return self
+        template = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
+        return replace(self, options={**self.options, "template": template})
+
     def files(self) -> dict[str, Path]:
         """Return {"task.path": its path} if the option `path` names a file or folder that is not
         bundled with the task, else {}."""
@@ -82,8 +90,10 @@ class TaskSpec:
         return {} if path in (None, "", BUNDLED) else {"task.path": found_path(str(path))}
 
     def load(self) -> tuple[Task, list[Example]]:
-        """Return the task and its selected examples. Raises `ValueError` for unusable options."""
-        task = instantiate({**self.options, "_target_": self.path}, "task")
+        """Return the task and its selected examples; template=auto is "plain" (see
+        `for_tokenizer`). Raises `ValueError` for unusable options."""
+        options = self.for_tokenizer(None).options
+        task = instantiate({**options, "_target_": self.path}, "task")
         if lacking := [part for part in PARTS if not hasattr(task, part)]:
             raise ValueError(f"{self.path} is no task: it has no {', '.join(lacking)}")
         if isinstance(task.stop, str) or not all(s and isinstance(s, str) for s in task.stop):

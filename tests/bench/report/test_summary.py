@@ -88,6 +88,14 @@ def test_the_title_counts_what_was_measured():
     sampling = {"temperature": 0.8, "top_k": 0, "top_p": 0.9, "repetition_penalty": 1.1}
     title = measured(sampling=sampling).facts.title
     assert "T=0.8, top_p=0.9, repetition penalty 1.1 · " in title
+    for template, given, words in (
+        ("plain", {}, "x up to 6 tokens · "),
+        ("chat", {}, "x up to 6 tokens, chat template · "),
+        ("chat", {"enable_thinking": False}, ", chat template, enable_thinking=false · "),
+        ("paper-yi", {}, "x up to 6 tokens, template paper-yi · "),
+    ):
+        task = {**RUN["task"], "template": template, "template_args": given}
+        assert words in measured(task=task).facts.title
     shared = measured(config={"parallel": "tree"}).facts
     assert " · batch size 1, parallel=tree · " in shared.title
     long = summarise(measured(config={"context_tokens": 2048})).facts

@@ -2,18 +2,23 @@
 
 import json
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
-from bench_models import TextTask, bench_of, byte_tokenizer, ran
+from bench_models import TextTask, bench_of, byte_tokenizer, ran, tiny_llama
 
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import SAMPLES
-from ouroboros.bench.run.prompts import longest, prompt_ids, with_context
+from ouroboros.bench.run.loop import eos_ids
+from ouroboros.bench.run.prompts import PromptBuilder, with_context
+from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
+from ouroboros.engine.model import CachedModel
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 TURNS = [Example("a/1", "a"), Example("a/2", "b", follows="a/1"), Example("c/1", "c", group="x")]
@@ -125,17 +130,114 @@ def test_specbench_turns():
 def test_chat_goes_through_the_tokenizers_template(pair):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHAT
+    prompts = PromptBuilder(tokenizer)
     task = SpecBench(path="examples", template="chat")
     first, second = task.load()[:2]
-    assert tokenizer.decode(prompt_ids(tokenizer, first)) == f"<user>{first.prompt}<assistant>"
-    later = prompt_ids(tokenizer, task.continued(second, first, "Boats."))
+    assert tokenizer.decode(prompts.ids(first)) == f"<user>{first.prompt}<assistant>"
+    later = prompts.ids(task.continued(second, first, "Boats."))
     assert tokenizer.decode(later).endswith(f"<assistant>Boats.<user>{second.prompt}<assistant>")
     with pytest.raises(ValueError, match=r"task\.template=chat needs a tokenizer with a chat"):
         bench_of(pair, task, {})
     with pytest.raises(
         ValueError, match=r"task\.template=chat needs"
     ):  # measuring costs asks first
-        longest(byte_tokenizer(), task.load())
+        PromptBuilder(byte_tokenizer()).longest(task.load())
+
+
+@pytest.fixture
+def ticking(pair, monkeypatch):
+    """The target with a chat template whose clock differs at every rendering."""
+    tokenizer, ticks = byte_tokenizer(), count()
+    tokenizer.chat_template = "{{ tick }}" + CHAT
+    render = tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        tokenizer,
+        "apply_chat_template",
+        lambda *args, **how: render(*args, tick=next(ticks), **how),
+    )
+    return CachedModel(pair[0].model, tokenizer=tokenizer)
+
+
+def test_a_prompt_with_a_clock_is_the_same_for_all_decoders_resumes_and_audits(ticking, tmp_path):
+    task, decoders = SpecBench(path="examples", template="chat"), {}
+    for name in ("greedy", "other"):
+        decoders[name] = RootOnly
+    how = {"examples": task.load()[:3], "max_new": 6, "repeats": 2}
+    folder = ran(bench_of([ticking], task, decoders, **how), tmp_path)
+    whole = {s.key: s.new_tokens for s in folder.load_samples()}
+    texts = folder.load_prompts()
+    assert len(texts) == 4, "the second turns of two repeats have their own answers before them"
+    assert all(whole[example, "other", n] == ids for (example, _, n), ids in whole.items())
+    path = tmp_path / SAMPLES
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    resumed = bench_of([ticking], task, decoders, **how)
+    assert {s.key: s.new_tokens for s in ran(resumed, tmp_path).load_samples()} == whole
+    assert folder.load_prompts() == texts
+    folder.save_run({}, status="finished")
+    audit_run(bench_of([ticking], task, decoders, **how), folder, controls=True)
+    verdicts = [f["verdict"] for row in load_audit(folder) for f in row.findings.values()]
+    assert len(verdicts) == 12 and set(verdicts) == {"identical"}
+
+
+def test_arguments_of_the_chat_template():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% if not thinking|default(true) %}<no think>{% endif %}" + CHAT
+    given = {"thinking": False, "enable_thinking": False, "date_string": None}
+    task = Prompts(path="examples", template="chat", template_args=given)
+    first, prompts = task.load()[0], PromptBuilder(tokenizer, task.template_args)
+    assert tokenizer.decode(prompts.ids(first)).startswith("<no think><user>")
+    assert prompts.unused_args == ["enable_thinking"], "a name that the template does not have"
+    done = Prompts(path="examples", template="chat").prompt.example("x", {"prompt": " <eos>a"}, {})
+    with pytest.raises(ValueError, match=r"of x begins with <eos>, as if .*task\.template=plain"):
+        prompts.ids(done)
+    tokenizer.chat_template = "{{ raise_exception('no user here') }}"
+    with pytest.raises(ValueError, match=r"template fails for .* \(no user here\).*template=plain"):
+        PromptBuilder(tokenizer).ids(first)
+
+
+TURN = "<user>{{ messages[0].content }}{% for m in messages[1:] %}<bot>{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "config_eos", "ends"),
+    [
+        (None, None, {"<eos>"}),
+        (None, "</s>", {"</s>", "<eos>"}),
+        (TURN + "<turn>\n{% endfor %}", "</s>", {"</s>", "<eos>", "<turn>"}),
+        (TURN + " <eos>{% endfor %}", None, {"<eos>"}),
+        (TURN + "\n\n{% endfor %}", None, {"<eos>"}),
+        (TURN + "\n<b>{% endfor %}", None, {"<eos>"}),
+        ("{{ messages[0].content }}", None, {"<eos>"}),
+        ("{{ raise_exception('no assistant') }}", None, {"<eos>"}),
+    ],
+)
+def test_a_completion_ends_at_the_ends_of_model_tokenizer_and_template(template, config_eos, ends):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<turn>"])  # some tokenizers do not call it special
+    tokenizer.add_special_tokens({"pad_token": "</s>"})
+    tokenizer.chat_template = template
+    model = tiny_llama(0)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.generation_config.eos_token_id = config_eos and tokenizer.convert_tokens_to_ids(
+        config_eos
+    )
+    target = CachedModel(model, tokenizer=tokenizer)
+    assert set(tokenizer.convert_ids_to_tokens(sorted(eos_ids(target)))) == ends
+
+
+def test_an_end_token_is_no_text_even_if_it_is_not_special(pair, tmp_path):
+    (whole,) = ran(
+        bench_of(pair[:1], TextTask("ab"), {"greedy": RootOnly}), tmp_path
+    ).load_samples()
+    end = next(one for one in whole.new_tokens if one != whole.new_tokens[0])
+    model = tiny_llama(0)
+    model.generation_config.eos_token_id = end
+    bench = bench_of(
+        [CachedModel(model, tokenizer=byte_tokenizer())], TextTask("ab"), {"greedy": RootOnly}
+    )
+    (sample,) = ran(bench, tmp_path / "again").load_samples()
+    assert sample.finish == "eos" and sample.new_tokens[-1] == end
+    assert sample.text and sample.text == byte_tokenizer().decode(sample.new_tokens[:-1])
 
 
 def test_context_comes_from_the_prompts_before():

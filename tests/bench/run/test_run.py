@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_models import run_config
+from bench_models import byte_tokenizer, run_config
 
+from ouroboros.bench.replay.recording import read_recording
+from ouroboros.bench.report.gather import load
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import SAMPLES
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import rebuild, run, short_path
 from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.audit import audit
 from ouroboros.engine import prepack
 
@@ -129,3 +132,33 @@ def test_a_resumed_run_calls_the_models_as_it_began(config, monkeypatch, engine)
         assert {made["engine"] for made in record["model"]["engines"].values()} == {engine}
         folder.save_run(record, status="interrupted")
         (folder.path / SAMPLES).write_text("")
+
+
+CLOCK = "{{ strftime_now('%f') }}{% if not thinking %}<quiet>{% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "asked", "used", "title"),
+    [
+        (None, "auto", "plain", "4 tokens · "),
+        (CLOCK, "plain", "plain", "4 tokens · "),
+        (CLOCK, "auto", "chat", "4 tokens, chat template, thinking=false, date=1 · "),
+    ],
+)
+def test_an_instruct_model_is_asked_in_its_chat_template(saved, chat_template, asked, used, title):
+    tokenizer, lines = byte_tokenizer(), list[str]()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(saved / "target")
+    own = {"template_args": {"thinking": False, "date": 1}} if used == "chat" else {}
+    task = TaskSpec("prompts", {"path": "examples", "template": asked, **own}, limit=1)
+    folder = run(run_config(saved, task=task), say=lines.append).folder
+    record = folder.load_run()
+    assert record["config"]["task"]["template"] == record["task"]["template"] == used
+    assert title in load(folder.path).facts.title
+    assert any("template_args.date has no effect" in line for line in lines) == bool(own)
+    assert not any("template_args.thinking" in line for line in lines)
+    (replayed,) = read_recording(folder.path, tokenizer)["greedy"].runs
+    prompt = Prompts(path="examples").load()[0].prompt
+    text = tokenizer.decode(replayed.prompt)
+    assert text == (text[:6] + "<quiet>" if own else "") + prompt
+    assert list(folder.load_prompts().values()) == ([text] if own else [])

@@ -11,6 +11,7 @@ from ouroboros.bench.tasks.cnndm import CNNDM
 from ouroboros.bench.tasks.gsm8k import GSM8K, final_number
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.mbpp import MBPP
+from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import fingerprint
 from ouroboros.bench.tasks.wmt16 import WMT16
@@ -184,6 +185,9 @@ def test_gsm8k_scores_the_final_number_before_the_next_question():
     assert task.score(example, " I do not know") == {"exact_match": 0.0}
     assert task.score(example, "<think>#### 5 or so?</think>\n#### 19") == {"exact_match": 1.0}
     assert task.score(example, "<think>So it is 19. But") == {"exact_match": 0.0}
+    again = "\nQuestion: How many are left?\n#### 19"
+    assert task.score(example, again) == {"exact_match": 0.0}
+    assert GSM8K(path="examples", template="chat").score(example, again) == {"exact_match": 1.0}
 
 
 def test_gsm8k_wordings():
@@ -201,6 +205,25 @@ def test_gsm8k_wordings():
     assert GSM8K(path="examples", template="paper-yi").stop == ()
     chat = GSM8K(path="examples", template="chat").load()[0]
     assert chat.messages == ({"role": "user", "content": chat.prompt},)
+
+
+@pytest.mark.parametrize("task", [*HUB.values(), HumanEval, SpecBench, Prompts])
+def test_a_chat_prompt_is_a_users_turn_without_stop_strings(task):
+    plain, chat = task(path="examples"), task(path="examples", template="chat")
+    example = chat.load()[0]
+    assert example.messages == ({"role": "user", "content": example.prompt},)
+    assert chat.stop == () and chat.max_new == 256 >= plain.max_new
+    given = {"enable_thinking": False, "date_string": None}
+    made = task(path="examples", template="chat", template_args=given)
+    assert made.template_args == {"enable_thinking": False}
+    with pytest.raises(ValueError, match=r"'enable_thinking': False.*task\.template=plain"):
+        task(path="examples", template_args=given)
+
+
+def test_humaneval_asks_a_chat_model_for_the_complete_function():
+    prompt = HumanEval(template="chat").load()[0].prompt
+    assert "complete function and its imports" in prompt.splitlines()[0]
+    assert "\n```python\nfrom typing" in prompt and prompt.endswith('    """\n```')
 
 
 def test_mbpp_splits_and_worked_examples(tmp_path):
@@ -267,8 +290,10 @@ def test_cnndm_scores_rouge_before_the_stop_string():
     swapped = replace(example, data={"highlights": "The cat sat down.\nA dog ran."})
     scores = task.score(swapped, "A dog ran.\nThe cat sat down.")
     assert scores["rougeLsum"] == 1.0 > scores["rougeL"]
-    chat = CNNDM(path="examples", template="paper-llama2").load()[0].prompt
-    assert chat.startswith("[INST] Please summarize") and chat.endswith("  Summary: [/INST]")
+    paper = CNNDM(path="examples", template="paper-llama2").load()[0].prompt
+    assert paper.startswith("[INST] Please summarize") and paper.endswith("  Summary: [/INST]")
+    chat = CNNDM(path="examples", template="chat").load()[0].prompt
+    assert f"[INST] {chat}[/INST]" == paper
 
 
 def test_wmt16_scores_sentences_and_the_corpus():
