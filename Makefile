@@ -52,7 +52,6 @@ check: $(DEVELOPED)
 	$(BIN)/python scripts/reproduce/update_tables.py --check
 
 evidence: $(INSTALLED)
-	$(PIP) --editable '.[recordings]'
 	bash scripts/reproduce/all.sh
 
 tables: $(INSTALLED)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from inspect import Parameter
@@ -91,16 +90,6 @@ def needs_draft(config: str | Mapping) -> bool:
 def wants_costs(config: Mapping) -> bool:
     """Return whether a decoder takes `costs` and its config does not set them."""
     return config.get("costs") is None and "costs" in parameters_of(config, "decoder")
-
-
-def kind_of(config: Mapping) -> str:
-    """Return a decoder's class name in snake case, as in conf/decoder; "" without `_target_`.
-
-    >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
-    'prompt_lookup'
-    """
-    name = config.get("_target_", "").rpartition(".")[2]
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def check_decoders(configs: Mapping[str, Mapping] | None) -> None:

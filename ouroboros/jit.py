@@ -23,6 +23,8 @@ from filelock import FileLock
 CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+CACHED: list[Any] = []  # functions with a cache
+UNUSABLE: set[Path] = set()  # cache folders that are damaged or cannot be written
 
 
 def cache_folder(sources: Sequence[Path]) -> Path | None:
@@ -48,9 +50,16 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
     with these options are cached in `folder` (None: not cached)."""
     configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(folder or "")
     try:
-        yield {"cache": folder is not None}
+        yield {"cache": folder is not None and folder not in UNUSABLE}
     finally:
         CONFIG.CACHE_DIR = configured
+
+
+def njit(function: Callable, folder: Path | None, **options: Any) -> Any:
+    """Return a function that numba compiles at its first call, cached in `folder`."""
+    with cached_in(folder) as cached:
+        CACHED.append(numba.njit(**cached, **options)(function))
+    return CACHED[-1]
 
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
@@ -58,27 +67,25 @@ def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: st
     its result. Log a warning first if the cache is empty; `what` names the functions in it. If the
     folder can be locked, one process compiles while all others wait, then load.
 
-    A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
-    compiles at least one more function, which remains available in this process.
+    If the cache is damaged or cannot be written, log a warning and compile without a cache.
     """
     if folder is None or not any(folder.rglob("*.nbi")):
         often = "once" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
         log.warning(f"compiling {what} for this machine takes up to 20 s, {often}")
-    for attempt in range(100):
-        try:
-            with ExitStack() as stack:
-                if folder is not None:
-                    with suppress(OSError, NotImplementedError):
-                        stack.enter_context(FileLock(folder / ".lock"))
-                return compile_all()
-        except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
-            if folder is None or attempt == 99:
-                raise
-            if not attempt:
-                log.warning(
-                    f"the compiled code in {folder} is damaged or cannot be written "
-                    f"({error}): compiling again; free space, or set NUMBA_CACHE_DIR"
-                )
-            for file in folder.rglob("*.nb[ic]"):
-                file.unlink(missing_ok=True)
-    raise AssertionError
+    try:
+        with ExitStack() as stack:
+            if folder is not None:
+                with suppress(OSError, NotImplementedError):
+                    stack.enter_context(FileLock(folder / ".lock"))
+            return compile_all()
+    except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
+        if folder is None:
+            raise
+        log.warning(
+            f"the compiled code in {folder} is damaged or cannot be written ({error}): compiling "
+            f"{what} for this process alone; delete the folder, free space, or set NUMBA_CACHE_DIR"
+        )
+    UNUSABLE.add(folder)
+    for function in CACHED:
+        function._cache.disable()
+    return compile_all()

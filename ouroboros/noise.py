@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
-from ouroboros.jit import CONFIG, cache_folder, cached_in, compile_now
+from ouroboros.jit import CONFIG, cache_folder, compile_now, njit
 
 SOURCE = Path(__file__)
 GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as an int64
@@ -26,8 +25,7 @@ COMPILED = not CONFIG.DISABLE_JIT
 
 def jit(function: Callable) -> Any:
     """Compile a function when it is first called; its machine code is cached in `CACHE`."""
-    with cached_in(CACHE) as options:
-        return numba.njit(error_model="numpy", **options)(function)
+    return njit(function, CACHE, error_model="numpy")
 
 
 @jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,18 +71,6 @@ def tiny_pair() -> tuple[CachedModel, CachedModel]:
             weight.add_(0.02 * torch.randn(weight.shape, generator=noise))
     tokenizer = byte_tokenizer()
     return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)
-
-
-def repeating_text(seed: int, length: int = 500) -> RecordedRun:
-    """A text of 400 token ids of which about a third repeats itself."""
-    draw, text = random.Random(f"text-{seed}"), [1]
-    while len(text) < length:
-        if len(text) > 40 and draw.random() < 0.1:
-            at = draw.randrange(len(text) - 12)
-            text += text[at : at + draw.randrange(4, 12)]
-        else:
-            text.append(draw.randrange(3, 400))
-    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:length]))
 
 
 class TextTask:

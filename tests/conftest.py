@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 
 LONGEST = (  # files that two workers begin with: one compiles the CPU kernels, one the drafter
     *("engine/test_exact.py", "cli/test_conf.py", "engine/test_triton.py", "test_generate.py"),
-    *("cli/test_costs.py", "cli/test_advise.py", "cli/test_errors.py", "audit/test_audit.py"),
+    *("cli/test_costs.py", "cli/test_errors.py", "audit/test_audit.py"),
 )
 
 

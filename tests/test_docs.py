@@ -17,7 +17,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-GROUPS = ("experiment", "task", "decoder", "model", "rehearsal", "draft", "draft_weights")
+GROUPS = ("experiment", "task", "decoder", "model", "rehearsal", "draft_weights")
 OUTSIDE = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")  # of plugins, not ours
 
 

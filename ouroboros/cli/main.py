@@ -27,12 +27,11 @@ COMMANDS = {
     "bench": "run decoders over a task on one pair of models, and compare them",
     "report": "make tables, plots and an HTML page from results folders",
     "audit": "check that a run is lossless, with a verdict on every completion",
-    "advise": "predict each decoder's speed on this machine and its best settings",
     "profile": "time calls of both models, and the phases of each step",
     "replay": "run drafters on recorded text, without the target",
     "tune": "search every decoder's best settings, with the same effort for each",
 }
-HYDRA = {"bench": "config", "advise": "advise", "profile": "profiling", "replay": "replay"}
+HYDRA = {"bench": "config", "profile": "profiling", "replay": "replay"}
 """Commands with Hydra's syntax, and their configs. Their functions take the config as a dict."""
 PRINTED = "printed by the job of a sweep"
 SOME_FAILED = 3

@@ -17,9 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import COST_RATIO
+from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
-from ouroboros.bench.replay.replay import OffTextRates, replay_table
-from ouroboros.bench.replay.simulated_draft import SimulatedDraft, read_curve
 from ouroboros.bench.report.tables import cell
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import content_hash, provenance
@@ -30,9 +29,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import known, new_folder, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
-from ouroboros.instantiate import check_sizes, check_whole
-from ouroboros.tuning.advise import batch_table
-from ouroboros.tuning.evidence import Evidence
+from ouroboros.instantiate import check_whole
 
 OF_DRAFT = ("draft_options", "draft_context")
 UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
@@ -49,11 +46,7 @@ def replay(options: dict) -> tuple[int, dict]:
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     check_decoders(options["decoder"])
     out = new_folder(options["results_dir"])
-    costs, sizes = load_costs(options["costs"]), options["batch_size"]
-    if sizes is not None:
-        check_sizes("batch_size", sizes)
-        if costs is None:
-            raise ValueError("batch_size= needs costs of a machine, as costs=h200-34b-6b or epyc")
+    costs = load_costs(options["costs"])
     path, spec = Path(options["recording"]), PairSpec.from_mapping(options["model"])
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
     task = TaskSpec.from_mapping(options["task"]) if options.get("task") else None
@@ -62,67 +55,45 @@ def replay(options: dict) -> tuple[int, dict]:
 
     draft: Any = None
     same = True  # the draft is the recorded one
-    drafts = any(map(needs_draft, options["decoder"].values()))
-    if simulated := options.get("draft"):
-        if not drafts:
-            raise ValueError("draft=simulated has no effect: no decoder here drafts with a model")
-        own = {**simulated, "tokenizer": tokenizer}
-        if isinstance(own.get("agreement"), str):
-            own["agreement"] = read_curve(Path(own["agreement"]))
-        draft = SimulatedDraft(own.pop("agreement", None), runs_of(recording), **own)
-    elif drafts:
+    if any(map(needs_draft, options["decoder"].values())):
         same = check_draft(spec, run, HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
-    rates = OffTextRates.given(options["rates"])
-    given = {
-        "costs": costs or (folder and folder.load_costs()) or Costs.load(UNTIMED),
-        "draft": draft,
-        "rates": {"": rates} if rates else None,
-    }
-    evidence, samples, failures = {}, {}, list[ValueError]()
-    decoders = with_pools(options["decoder"], draft, tokenizer)
-    for name, config in decoders.items():
-        recorded = runs_of(recording, name)
-        recorded = replace(recorded, max_new=options["max_new"] or recorded.max_new)
-        evidence[name] = Evidence(recorded, **given)  # type: ignore[arg-type]
-        evidence[name].check(name, config)
-    for name, config in decoders.items():
+    plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
+    drafters, samples, failures = {}, {}, list[ValueError]()
+    for name, config in with_pools(options["decoder"], draft, tokenizer).items():
+        drafters[name] = replaying.replay_decoder(config, draft, plan_costs)
+        replaying.check_drafter(drafters[name], runs_of(recording, name))
+    for name, drafter in drafters.items():
+        recorded, max_new = runs_of(recording, name), options["max_new"]
         try:
-            samples[name] = evidence[name].counts(name, config, {}, progress=True)
+            samples[name] = replaying.replay(
+                recorded, drafter, name=name, max_new=max_new, progress=True
+            )
         except ValueError as error:  # a prediction is missing; the other decoders are shown
             failures.append(error)
     if not samples:
         raise failures[0]
 
-    texts = {name: evidence[name].recorded for name in samples}
+    texts = {name: runs_of(recording, name) for name in samples}
     prompts = {frozenset((r.example, r.repeat) for r in own.runs) for own in texts.values()}
     if len(prompts) > 1:
         print(UNEVEN, file=sys.stderr)
     ratio = spec.draft_cost
     if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
         ratio = run["model"].get("draft_cost", COST_RATIO)
-    table = replay_table(samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"])
+    table = replaying.replay_table(
+        samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"]
+    )
     if "failed" in table:
         reasons = table["failed"].dropna().items()
         failures += [ValueError(f"{name} is not predicted: {reason}") for name, reason in reasons]
-    about = [one.title for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
-    title, predicted = ", ".join([f"replay of {path.name}", *about]), ""
-    document: dict = {"title": title, "decoders": known(table).to_dict("index")}
+    document: dict = {"title": f"replay of {path.name}", "decoders": known(table).to_dict("index")}
     if costs is not None:
         document["costs"] = costs.about.get("name", "the given costs")
-        predicted = f"predicted with {document['costs']}"
-        document["title"] += f", {predicted}" + ("" if costs.prefill_ms else ", without prefill")
+        bare = "" if costs.prefill_ms else ", without prefill"
+        document["title"] += f", predicted with {document['costs']}{bare}"
     print(document["title"], end="\n\n")
     print_table(terminal_columns(table))
-    if sizes is not None and costs is not None:
-        batch, slower = batch_table(evidence, decoders, sizes)
-        document |= {"batches": known(batch).to_dict("records"), "greedy_faster_from": slower}
-        print(f"\n{predicted}, for batches, without the target's prefill")
-        print_table(batch.drop(columns="failed"))
-        for name, size in slower.items():
-            if size is not None:
-                print(f"{name}: greedy is faster from a batch of {size} on")
-        print(*batch.failed.dropna().unique(), sep="\n")
     if out:
         with out.locked():
             for sample in (one for own in samples.values() for one in own):

@@ -75,7 +75,7 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
             examples, limit = task.load()[: options.limit], options.max_new
             models = pair.target, pair.models
             bench = Bench(*models, task, examples, {}, limit, sampling=sampling)  # type: ignore[arg-type]
-            on.append(tuning.record(bench, next(iter(costs.values()))))
+            on.append(tuning.record(bench))
     machines, given = [], {one.lstrip("+").partition("=")[0] for one in options.overrides}
     for name, own in costs.items():
         decoders = dict(config.decoder)

@@ -293,25 +293,6 @@ class Costs:
         reading += max(0, step.draft_forwards - step.draft_calls) * call_ms(1, context)
         return step.draft_calls * call_ms(nodes, context) + reading
 
-    def joint_step_ms(self, steps: Sequence[tuple[StepRecord, int]]) -> tuple[float, float]:
-        """Return the milliseconds of the target call and of the draft calls of a joint step, given
-        each sequence's record and context length.
-
-        A joint call costs as much as a single call with all its nodes and all its cached tokens. A
-        sequence with n draft calls takes part in the first n joint draft calls. Raises `ValueError`
-        for calls larger than those measured, and if the costs have no draft.
-        """
-        verifying = self.target.call_ms(sum(s.scored for s, _ in steps), sum(c for _, c in steps))
-        drafting = 0.0
-        for number in range(max(step.draft_calls for step, _ in steps)):
-            if self.draft is None:
-                raise ValueError("the costs have no draft model: measure the pair or give draft_ms")
-            rows = [(step, context) for step, context in steps if step.draft_calls > number]
-            nodes = sum(step.draft_scored / step.draft_calls for step, _ in rows)
-            nodes += 0 if number else sum(step.draft_caught_up for step, _ in rows)
-            drafting += self.draft.call_ms(max(1, round(nodes)), sum(c for _, c in rows))
-        return verifying, drafting
-
     @cached_property
     def tables(self) -> dict[Any, Any]:
         """Tables that drafters have computed from these costs, shared by all of them."""

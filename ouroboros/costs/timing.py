@@ -14,13 +14,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from ouroboros import standin
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
@@ -168,25 +166,6 @@ def footprint(model: CachedModel) -> Footprint:
         for shape, members in model.cache.groups.items()
     )
     return Footprint(held, bytes_of(model.model), sum(slots))
-
-
-def config_of(name: str) -> PreTrainedConfig:
-    """Return the config of a model: a folder, a name in `standin.SHAPES`, or a hub id.
-
-    An id whose last part starts with a name in `SHAPES` gets that shape's config, without the hub.
-    Raises `ValueError` if there is no config.
-    """
-    model = Path(name).name.lower()
-    shapes = [shape for shape in standin.SHAPES if model.startswith(shape)]
-    if shapes and not Path(name).is_dir():
-        return standin.shape(max(shapes, key=len))
-    try:
-        return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"the config of {name!r} cannot be loaded, and no shape has this name: give a hub id "
-            f"you can reach, a folder, or one of {', '.join(standin.SHAPES)}"
-        ) from error
 
 
 def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:

@@ -109,7 +109,7 @@ class Ouroboros:
         self._batch_size = self._step = 1
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
-        self._pause, self.planned = 0, False  # `planned`: the last step was not skipped
+        self._pause = 0
         self._proposed: TokenTree | None = None
         self._prompt_len = 0
 
@@ -146,7 +146,7 @@ class Ouroboros:
         """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep; the
         root alone while drafting is paused, and in the first step after a long prompt."""
         first_step, self._prompt_len = not self._prompt_len, self._prompt_len or len(tokens)
-        shared, self.planned = self._batch_size > 1, False
+        shared = self._batch_size > 1
         if shared and self._step % (1 << self._pause):
             self.grower.count_plain_step()
             return TokenTree.chain(tokens[-1], ())
@@ -154,7 +154,6 @@ class Ouroboros:
         paused = self._guard is not None and self._guard.paused and not shared
         if paused or (first_step and read_alone(tokens)):
             return TokenTree.chain(tokens[-1], ())
-        self.planned = True
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
         room = -1
         if self._reading_pays(tokens, budget):

@@ -127,7 +127,7 @@ class CachedSequence:
 
 
 class TreeModel(Protocol):
-    """A model that scores token trees: `CachedModel`, or a simulated model in replays and tests.
+    """A model that scores token trees: `CachedModel`, or a scripted model in replays and tests.
 
     Subclasses define `score`; the other methods here serve models without a cache.
     """
@@ -148,7 +148,7 @@ class TreeModel(Protocol):
 
     def unread(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
         """Return how many uncached tokens a call on `tokens` must feed before its tree's nodes.
-        Simulated models cache nothing: they return 0 after their first call."""
+        Scripted models cache nothing: they return 0 after their first call."""
         if sequence.calls and not sequence.held:
             return 0
         start = self.first_read(sequence, tokens)

@@ -1,1 +1,1 @@
-"""Predict the speed of decoders from counts and costs, and search for the best settings."""
+"""Search for the best settings of each decoder, on recorded texts."""

@@ -26,16 +26,13 @@ def search(
     score: Callable[[dict], float],
     space: Space,
     *,
-    start: Mapping[str, Any] | None = None,
-    configured: Mapping[str, Any] | None = None,
-    rounds: int | None = None,
+    start: Mapping[str, Any],
 ) -> dict:
     """Return the settings with the highest score found by a coordinate search.
 
     Each round takes every setting in turn and tries all its values, with the others fixed. The
-    search ends when a round improves nothing, or after `rounds` rounds. `configured` has the
-    current values of settings missing in `start`, which are not tried again. Of equal scores the
-    first found wins; no settings are scored twice.
+    search ends when a round improves nothing. Of equal scores the first found wins; no settings are
+    scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
@@ -49,12 +46,11 @@ def search(
             scores[key] = score(settings)
         return scores[key]
 
-    best, last, done = dict(start or {}), None, 0
-    while best != last and (rounds is None or done < rounds):
-        last, done = best, done + 1
+    best, last = dict(start), None
+    while best != last:
+        last = best
         for key, values in space.items():
-            now = best.get(key, (configured or {}).get(key))
-            best = max([best, *({**best, key: v} for v in values if v != now)], key=scored)
+            best = max([best, *({**best, key: value} for value in values)], key=scored)
     return best
 
 

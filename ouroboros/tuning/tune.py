@@ -17,22 +17,65 @@ from scipy.stats import gmean
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import Sample, sample_frame
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.replay import replay, replay_decoder
 from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import identity, sources_hash
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.costs import CostModel, Costs
-from ouroboros.tuning.evidence import Evidence, Settings, measured_evidence
+from ouroboros.decode import RootOnly
+from ouroboros.decoder_factory import wants_costs
 from ouroboros.tuning.search import SPACES, random_settings, search
 
 FINALISTS = 3
 SEARCHES = "searches.jsonl"
+Settings = Mapping[str, object]
 
 
-def record(bench: Bench, costs: Costs) -> Evidence:
-    """Record greedy's texts of the bench's prompts, and return them with `costs`. Decoders that
-    cannot be replayed will run on the bench."""
-    greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
-    return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
+@dataclass
+class Evidence:
+    """Greedy's texts of the prompts of `bench`, on which decoders that cannot be replayed run.
+    `counted` caches samples by decoder, settings and the costs that the decoder plans with."""
+
+    recorded: RecordedRuns
+    bench: Bench
+    counted: dict[str, list[Sample]] = field(default_factory=dict, repr=False)
+
+    def counts(self, name: str, config: Mapping, settings: Settings, costs: Costs) -> list[Sample]:
+        """Replay or run a decoder with `config`, overridden by `settings`. Return one sample per
+        text; its `error` is set if the tokens differ from the recorded ones. Raises `ValueError`
+        for settings that the decoder does not accept."""
+        key = f"{name} {sorted(settings.items())} {costs if wants_costs(config) else ''}"
+        if key in self.counted:
+            return self.counted[key]
+        draft = self.bench.models[1] if len(self.bench.models) > 1 else None
+        drafter = replay_decoder(config, draft, costs, **settings)
+        try:
+            found = replay(self.recorded, drafter, name=name)
+        except ValueError:
+            found = []
+            for run, example in zip(self.recorded.runs, self.bench.examples, strict=False):
+                (row,) = self.bench.measured([drafter], [(example, 0)])
+                sample = replace(row.sample, decoder=name)
+                if not sample.error and tuple(sample.new_tokens) != run.new_tokens:
+                    sample = replace(sample, error="the text is not greedy's: is this float32?")
+                found.append(sample)
+        self.counted[key] = found
+        return found
+
+
+def record(bench: Bench) -> Evidence:
+    """Record greedy's texts of the bench's prompts. Raises `ValueError` if a prompt fails."""
+    target, runs = bench.target, []
+    for example in tqdm(bench.examples, desc="texts", leave=False):
+        (row,) = bench.measured([RootOnly()], [(example, 0)])
+        if row.sample.error:
+            raise ValueError(f"greedy failed on {example.id}: {row.sample.error}")
+        text = tuple(row.prompt), row.sample.new_tokens, row.sample.finish
+        runs.append(RecordedRun(example.id, *text))
+    limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
+    made = str(target.dtype).removeprefix("torch."), str(target.describe_engine()["engine"])
+    return Evidence(RecordedRuns(runs, *limits, *made), bench)
 
 
 @dataclass
@@ -58,8 +101,8 @@ class Machine:
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
         for evidence in on:
-            own = replace(evidence, costs=self.costs, decision_costs=None)
-            found.append(speed(own.counts(decoder, self.decoders[decoder], full), self.costs))
+            samples = evidence.counts(decoder, self.decoders[decoder], full, self.costs)
+            found.append(speed(samples, self.costs))
         return float(gmean(found)) if min(found) > 0 else 0.0
 
     def best(

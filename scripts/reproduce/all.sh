@@ -81,22 +81,6 @@ warm_start() {
   done
 }
 
-# The speedup at each agreement of a draft, on the reference pair's text. 10 minutes.
-agreement() {
-  begin agreement
-  measure agreement/recorded bench "decoder=[greedy]" $COUNT $AS_IS task.limit=41 task.stride=4 &&
-    step agreement agreement.json "$PYTHON" scripts/reproduce/agreement.py \
-      $RESULTS/agreement/recorded --out $RESULTS/agreement
-}
-
-# The same on recorded answers of a real model. 12 minutes.
-real_text() {
-  have recordings/specbench_vicuna-7b-v1.3.jsonl && begin real_text &&
-    step real_text agreement.json "$PYTHON" scripts/reproduce/agreement.py --real-text \
-      "$DATA/recordings/specbench_vicuna-7b-v1.3.jsonl" --per-group 6 --max-new 96 \
-      --out $RESULTS/real_text
-}
-
 # Regret of the configured settings, for the costs of each machine. 2 hours.
 tuning() {
   tune with_draft "speculative suffix_hybrid hf_assisted ouroboros"
@@ -160,32 +144,12 @@ batch() {
       cp $RESULTS/local/batch_$kind/plots/comparison-batches.png $RESULTS/batch/$kind.png"
   done
 }
-# The same predicted for an H200 by replay, up to 64 prompts. 5 minutes.
-batch_h200() {
-  begin batch_h200 && rm -f $RESULTS/batch_h200/provenance.json # replay.json has it; the folder must be empty
-  step batch_h200 replay.json "$PYTHON" -m ouroboros replay recording=results/main_matched \
-    limit=6 "rates=[0.7,0.04]" model.standin=null costs=h200-34b-6b threads=1 \
-    "batch_size=[1,2,4,8,16,32,64]" results_dir=$RESULTS/batch_h200 \
-    "decoder=[speculative,speculative_adaptive,suffix_hybrid,prompt_lookup,ouroboros]"
-}
-
 # Prompts of 512, 2k and 8k tokens. 1, 2 and 6 minutes.
 context_length() {
   for length in 512 2048 8192; do
     bench context_length/c$length experiment=context_length hydra.mode=RUN \
       context_tokens=$length task.limit=8 task.stride=20 audit=none
   done
-}
-
-# Predictions of ouroboros advise against timed runs, for 30 settings. 10 minutes.
-advice_check() {
-  begin advice_check
-  here=$RESULTS/advice_check
-  step advice_check advice/advice.json "$PYTHON" -m ouroboros advise search=false model.dtype=auto \
-    results_dir=$here/advice
-  measure advice_check/runs bench experiment=advice_check &&
-    step advice_check check.json "$PYTHON" scripts/reproduce/advice_check.py $here/runs \
-      --costs $here/advice/costs.json --rates $here/advice/advice.json --out $here
 }
 
 # Where the time goes. 3 minutes. (costs/epyc.yaml is made from results/profile.)
@@ -210,8 +174,8 @@ lm_eval() {
 }
 
 TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start
-  agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks batch
-  batch_h200 context_length advice_check step_profile host call_times lm_eval"
+  tuning quantised main_matched main_t0 main_t08 peers tasks batch context_length
+  step_profile host call_times lm_eval"
 for TABLE in ${@:-$TABLES}; do
   [[ " $(echo $TABLES) " == *" $TABLE "* ]] || { echo "no table $TABLE: choose from" $TABLES >&2; exit 2; }
   $TABLE

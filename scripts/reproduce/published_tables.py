@@ -1,7 +1,7 @@
 """The kinds of tables in README and docs, each made from one or more results folders.
 
 Each function takes folders and returns a frame of text cells, at most six columns, and notes for
-the line below the table. Numbers come from the folders' summary.json, agreement.json, and so on.
+the line below the table. Numbers come from the folders' summary.json, tuning.json, and so on.
 """
 
 from __future__ import annotations
@@ -173,20 +173,6 @@ def batches(*paths: Path) -> Table:
     ]
 
 
-def predicted_batches(path: Path) -> Table:
-    """Return the speedup over greedy that a replay predicts, by batch size."""
-    rows: dict[int, dict] = {}
-    found = read(path, "replay.json")
-    for row in found["batches"]:
-        cells = rows.setdefault(row["batch"], {"batch size": str(row["batch"])})
-        cells[title(row["decoder"])] = cell(row["speedup"], 2, "x")
-    return pd.DataFrame(rows.values()), [
-        "predicted speedup over greedy of the same batch size",
-        found["title"],
-        f"costs of {found['costs']}",
-    ]
-
-
 def over_runs(ratios: Sequence[Interval]) -> Interval:
     """Return the geometric mean of ratios from independent runs. Its interval follows from the
     variances of their logarithms, and is missing if a ratio has no interval."""
@@ -217,32 +203,6 @@ def verdicts(*paths: Path) -> Table:
             }
         )
     return pd.DataFrame(rows), ["completions of all decoders but greedy, compared with greedy's"]
-
-
-def agreement(path: Path) -> Table:
-    """Return the predicted speedup at each agreement of a simulated draft, over all prompts."""
-    rows: dict[tuple, dict] = {}
-    whole = [r for r in read(path, "agreement.json")["rows"] if r["group"] == "all"]
-    for row in whole:
-        key = (row["decoder"], row["agreement"])
-        first = {"decoder": title(key[0]), "agreement": cell(key[1])}
-        rows.setdefault(key, first)[f"{row['costs']} {row['ratio']:g}"] = cell(row["speedup"])
-    return pd.DataFrame(rows.values()), [
-        f"predicted speedup over greedy, {max(row['prompts'] for row in whole)} prompts",
-        "columns: the costs, and the cost of a draft call / a target call",
-    ]
-
-
-def advice(path: Path) -> Table:
-    """Return how accurate predictions are, by kind of decoder (see advice_check.py)."""
-    found = read(path, "check.json")
-    columns = {"settings": "points", "median error": "median_error", "bias": "median_bias"}
-    columns |= {"held-out error": "median_error_elsewhere", "rank correlation": "rank_correlation"}
-    rows = [
-        {"decoders": title(kind)} | {name: significant(row[key]) for name, key in columns.items()}
-        for kind, row in found["accuracy"].items()
-    ]
-    return pd.DataFrame(rows), [f"{found['what']}: predicted against measured"]
 
 
 def tuning(*paths: Path) -> Table:
@@ -311,10 +271,7 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "counts": (counts, "summary.json"),
     "drafters": (drafters, "summary.json"),
     "batches": (batches, "summary.json"),
-    "predicted_batches": (predicted_batches, "replay.json"),
     "verdicts": (verdicts, "summary.json"),
-    "agreement": (agreement, "agreement.json"),
-    "advice": (advice, "check.json"),
     "tuning": (tuning, "tuning.json"),
     "host": (host, "host.json"),
     "call_times": (call_times, "call_times.csv"),

@@ -34,9 +34,9 @@ from ouroboros.bench.run.identity import provenance, sources_hash
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
-RECORDS = ("run.json", "agreement.json", "tuning.json", "replay.json", MADE_BY)
+RECORDS = ("run.json", "tuning.json", MADE_BY)
 """Files with the provenance of a folder; the first that exists is used."""
-REPORTS = ("summary.md", "agreement.md", "tuning.md", "check.md")
+REPORTS = ("summary.md", "tuning.md")
 
 
 def table(marker: str, root: Path, place: Path) -> str:

@@ -105,7 +105,7 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     [
         (["bench", "--limit", "3"], "as NAME=VALUE, such as task.limit=VALUE; 'ouroboros bench --"),
         (["profile", "--gamma=3"], "such as decoder.speculative.gamma=VALUE"),
-        (["advise", "--nosuch"], "such as max_new=VALUE; 'ouroboros advise --help' lists them"),
+        (["replay", "--nosuch"], "such as max_new=VALUE; 'ouroboros replay --help' lists them"),
         (["bench", "limit=3"], "no option 'limit' (did you mean task.limit?)"),
         (["bench", "seed=1", "-m", "limit=3"], "no option 'limit' (did you mean task.limit?)"),
         (["bench", "twice"], "error: twice: write options as NAME=VALUE"),

@@ -91,25 +91,6 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
     assert lookup["target_calls"] < greedy["target_calls"]
 
 
-def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
-    rows = [{"id": "a", "turns": [{"prompt": "abcabc", "completion": "abcabcabcd"}] * 2}]
-    (saved_pair / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["recording=turns.jsonl", "decoder=[greedy,speculative]", "draft=simulated"]
-    code, document, err = run_replay(*given, "draft.agreement=1", "results_dir=simulated")
-    assert code == 0, err
-    assert "draft simulated at agreement 1 (" in document["title"]
-    assert json.loads((saved_pair / "simulated" / "replay.json").read_text())["title"]
-    greedy, chain = document["decoders"].values()
-    assert greedy["runs"] == 2 and chain["target_calls"] < greedy["target_calls"] / 3
-    (saved_pair / "curve.csv").write_text("rate\n1\n0.5\n")
-    code, document, _ = run_replay(*given, "draft.agreement=curve.csv")
-    assert code == 0 and "at agreement 1, 0.5 by position" in document["title"]
-    code, _, err = run_replay(*given, "draft.agreement=2")
-    assert code == 2 and "draft.agreement=2" in err
-    code, _, err = run_replay(*given, "decoder=greedy")
-    assert code == 2 and "draft=simulated has no effect" in err
-
-
 def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
     run_bench, call, run_replay, saved_pair
 ):
@@ -129,21 +110,19 @@ def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
     assert call("replay", *replayed, *pair, "model.draft=mine")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["replay recording=by_mine", "advise costs=epyc runs=by_mine"])
 def test_a_draft_of_the_same_name_with_other_files_is_another_draft(
-    run_bench, call, saved_pair, command
+    run_bench, run_replay, saved_pair
 ):
     mine = saved_pair / "mine2"
     shutil.copytree(saved_pair / "draft", mine)
     options = [*TINY, f"model.draft={mine}", "overwrite=true", "results_dir=by_mine"]
     assert run_bench("decoder=[greedy,speculative]", *options)[0] == 0
-    name, *given = command.split()
-    given += ["decoder=[speculative]", "model.dtype=float32", f"model.draft={mine}"]
+    given = ["recording=by_mine", "decoder=[speculative]", f"model.draft={mine}"]
     said = f"warning: the recorded run drafted with mine2, this replay with {mine}, whose files"
-    assert said not in call(name, *given)[2]
+    assert said not in run_replay(*given)[2]
     shutil.rmtree(mine)
     shutil.copytree(saved_pair / "target", mine)
-    assert said in call(name, *given)[2]
+    assert said in run_replay(*given)[2]
     shutil.rmtree(mine)
 
 
@@ -170,36 +149,6 @@ def test_a_run_without_a_draft_records_no_draft_cost(run_bench, run_replay, save
         assert (rows["speculative"]["calls_per_token"] is not None) == known
 
 
-def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
-    rows = [{"prompt": "abcabc", "completion": "abcabcabcdab" * 5}] * 2
-    (saved_pair / "batch.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (saved_pair / "knee.yaml").write_text("verify_ms: {1: 10, 16: 10, 128: 80}\n")
-    given = ["recording=batch.jsonl", "decoder=[greedy,prompt_lookup]", "batch_size=[1,8,64]"]
-    code, document, err = run_replay(*given, "costs=knee.yaml")
-    assert code == 0, err
-    greedy, lookup = (
-        {row["batch"]: row for row in document["batches"] if row["decoder"] == name}
-        for name in ("greedy", "prompt_lookup")
-    )
-    rates = [greedy[size]["tokens/s"] for size in (1, 8, 64)]
-    assert rates == pytest.approx([100, 800, 64 * 1000 / 40])
-    assert lookup[1]["tokens/s/user"] == lookup[1]["tokens/s"] > 200
-    assert lookup[8]["speedup"] < lookup[1]["speedup"] and lookup[1]["breaks even at"] < 0.01
-    assert "costs cover 1 to 128" in lookup[64]["failed"] and lookup[64]["tokens/s"] is None
-    assert document["greedy_faster_from"]["greedy"] is None
-    code, _, err = run_replay(*given)
-    assert code == 2 and "batch_size= needs costs" in err
-
-
-def test_the_speed_of_each_user_does_not_depend_on_when_the_others_end(run_replay, saved_pair):
-    rows = [{"prompt": "abcabc", "completion": "abcabcabcdab" * n} for n in (1, 9)]
-    (saved_pair / "uneven.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["recording=uneven.jsonl", "decoder=[greedy]", "batch_size=[1,4]"]
-    code, document, err = run_replay(*given, "costs={verify_ms: {1: 10, 16: 10}}")
-    assert code == 0, err
-    assert [row["tokens/s/user"] for row in document["batches"]] == pytest.approx([100, 100])
-
-
 def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
     run_replay, saved_pair
 ):
@@ -207,7 +156,7 @@ def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
     code, document, err = run_replay("recording=one.jsonl", "decoder=[greedy,lookahead]", WINDOW)
     assert code == 2 and not document and "greedy" not in err, "no bar of greedy's replay"
     assert err.splitlines()[-1].startswith("error: Lookahead learns from")
-    assert "record_predictions=true timing=false, or give rates=[0.7,0.04]" in err
+    assert err.rstrip().endswith("record_predictions=true timing=false")
 
 
 def test_a_decoder_that_lacks_a_prediction_does_not_lose_the_others(

@@ -72,6 +72,8 @@ def test_a_step_takes_verifying_drafting_and_host_time():
         assert found[0] == pytest.approx(30 + 12 + host)
         assert found[1] == pytest.approx(12 + 8 + host + 30 * 2 / 10), "with the draft's prefill"
         assert found[2] == pytest.approx(12 + 8 + host)
+    (long,) = predicted_ms(costs, sample(step(3), prompt=200))
+    assert long == pytest.approx(30 + 12 + 10 + 1), "two passes of a long prompt"
     alone = CostModel(Costs(Surface.flat({1: 10})))
     assert "no draft model" in alone.why_not([sample(step(1, draft_calls=1))])
     assert alone.why_not([sample(step(0))]) is None, "another engine's"
@@ -175,28 +177,6 @@ def test_flat_costs_rise_by_a_fifth_up_to_64_nodes():
     ms = [costs.target.call_ms(nodes, 9) for nodes in (1, 24, 64, 65)]
     assert ms == sorted(ms) and ms[0] == 1 and ms[2] == 1.2
     assert costs.draft.call_ms(24, 9) == 0.25
-
-
-def test_a_joint_step_costs_by_all_nodes_and_all_cached_tokens():
-    """Three sequences: two joint draft calls, of 5 + 3 + 1 nodes and of 3 alone."""
-    target = Surface({100: {1: 10.0, 8: 20.0}, 800: {1: 30.0, 8: 40.0}})
-    draft = Surface.flat({1: 1.0, 101: 11.0})
-    steps = [
-        (step_record(scored=3, draft_calls=1, draft_scored=2, draft_caught_up=3), 50),
-        (step_record(scored=2, draft_calls=2, draft_scored=6), 50),
-        (step_record(scored=1), 100),
-    ]
-    costs = Costs(target, draft)
-    assert costs.joint_step_ms(steps) == pytest.approx((target.call_ms(6, 200), 1.7 + 1.2))
-    with pytest.raises(ValueError, match="cover up to 800"):
-        costs.joint_step_ms([(steps[0][0], 801)])
-    with pytest.raises(ValueError, match="have no draft"):
-        Costs(target).joint_step_ms(steps)
-
-
-def step_record(**counts: int) -> StepRecord:
-    fields = {"drafted": 0, "accepted": 0, "new": 1, "draft_calls": 0, "sources": ("target",)}
-    return StepRecord(**{**fields, **counts}, draft_s=0.0, verify_s=0.0, host_s=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ TABLES = re.findall(r'^TABLES="(.*?)"', ALL.read_text(), re.DOTALL | re.MULTILIN
 SCRIPTS = sorted((ROOT / "scripts" / "gpu").glob("*.sh"))
 QUICK = (TABLES[0], SCRIPTS[-1])
 GPU = [path for path in SCRIPTS if path.stem not in ("all", "common")]
-CONFIGS = {"bench": "config", "profile": "profiling", "advise": "advise"}
+CONFIGS = {"bench": "config", "profile": "profiling"}
 SCRIPT = """
 source {steps}
 cd {folder}
@@ -133,7 +133,7 @@ def test_a_table_that_is_not_known_is_refused():
 def test_every_scripts_commands_are_accepted(script):
     found = commands(*script)
     named = getattr(script[-1], "stem", script[-1])
-    assert found or named in ("call_times", "host", "lm_eval", "preflight", "real_text")
+    assert found or named in ("call_times", "host", "lm_eval", "preflight")
     found += commands(*script, REHEARSE="1") * (script[0] in GPU)
     assert {words[0] for words in found} <= COMMANDS.keys(), found
     left_out = re.compile(r"hydra\.mode=RUN|results_dir=")

@@ -1,1 +1,1 @@
-"""Replay drafters on recorded text, without computing the target; simulate draft models."""
+"""Replay drafters on recorded text, without computing the target."""

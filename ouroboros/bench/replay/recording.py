@@ -7,15 +7,15 @@ replay ends at each run's recorded length, and the model's context length is unl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ouroboros import vocab
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import ResultsFolder, SampleKey
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, PromptBuilder, with_context
@@ -160,31 +160,15 @@ def _prompts_of_run(
 
 def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
     """Return a results folder's runs by decoder, without decoders that used rejection sampling: a
-    replay cannot repeat their random draws. Raises `ValueError` if no decoder is left."""
+    replay cannot repeat their random draws. Raises `ValueError` if no decoder is left, or if a
+    prompt's length differs from `prompt_tokens`."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
     ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
     limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
     settings = Sampling(**run["sampling"]), *limits, frozenset(model.get("eos", ends))
     made = model.get("dtype"), folder.engines().get("target", "eager")
-    found = by_decoder(run["decoders"], samples, predictions, prompt_of, *settings, *made)
-    configs = run.get("config", {}).get("decoder", {}) if settings[0].temperature else {}
-    rejecting = {n for n, one in configs.items() if one.get("verification") == "rejection"}
-    if not (shared := {name: runs for name, runs in found.items() if name not in rejecting}):
-        raise ValueError(f"{folder.path} has no texts sampled with shared noise: record greedy too")
-    return shared
-
-
-def by_decoder(
-    decoders: Iterable[str],
-    samples: Iterable[Sample],
-    predictions: Mapping[SampleKey, Mapping[PrefixKey, int]],
-    prompt_of: PromptOf,
-    *settings,
-) -> dict[str, RecordedRuns]:
-    """Return the runs of the samples that did not fail, by decoder. `settings` are the other fields
-    of `RecordedRuns`. Raises `ValueError` if a prompt's length differs from `prompt_tokens`."""
-    runs: dict[str, list[RecordedRun]] = {name: [] for name in decoders}
+    runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in samples:
         if one.error:
             continue
@@ -196,7 +180,12 @@ def by_decoder(
             )
         text = one.example, prompt, one.new_tokens, one.finish, one.repeat
         runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
-    return {name: RecordedRuns(own, *settings) for name, own in runs.items()}
+    found = {name: RecordedRuns(own, *settings, *made) for name, own in runs.items()}
+    configs = run.get("config", {}).get("decoder", {}) if settings[0].temperature else {}
+    rejecting = {n for n, one in configs.items() if one.get("verification") == "rejection"}
+    if not (shared := {name: runs for name, runs in found.items() if name not in rejecting}):
+        raise ValueError(f"{folder.path} has no texts sampled with shared noise: record greedy too")
+    return shared
 
 
 def _of_file(path: Path, tokenizer) -> RecordedRuns:

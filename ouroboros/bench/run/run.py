@@ -303,7 +303,7 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     if tuned and bench.target.device.type == "cuda":
         yield (
             f"{', '.join(sorted(tuned))}: these settings are tuned for a CPU; "
-            "experiment=drafters_flat and 'ouroboros advise' have settings for a GPU"
+            "experiment=drafters_flat has settings for a GPU"
         )
     bare = [name for name, own in config.decoder.items() if own.get("draft", ...) is None]
     if bare and not config.model.draft:

@@ -18,19 +18,15 @@ PrefixKey = tuple[int, tuple[int, ...]]
 """A sequence, as (length of its common prefix with the recorded sequence, its tokens after it)."""
 
 
-def prefix_keys(
-    base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
-) -> Iterator[PrefixKey]:
-    """Yield, for each node of a tree, the key of the sequence that ends with the node.
-
-    The root is the last of the `base` tokens of the sequence so far. If that sequence differs from
-    the `recorded` tokens, `off` has its tokens from the first difference on.
+def prefix_keys(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[PrefixKey]:
+    """Yield, for each node of a tree, the key of the sequence that ends with the node. The root is
+    the last of the `base` tokens of the sequence so far, with which the `recorded` tokens begin.
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
     [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
     """
-    keys: list[PrefixKey] = [(base - len(off), tuple(off))]
+    keys: list[PrefixKey] = [(base, ())]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         along, off = keys[parent]
         agrees = not off and along < len(recorded) and recorded[along] == token

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 
 from ouroboros import noise
 from ouroboros.drafters.pool import CONTEXT
-from ouroboros.jit import CONFIG, cache_folder, cached_in
+from ouroboros.jit import CONFIG, cache_folder, njit
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -198,8 +197,7 @@ def jit(function: Function, *, lists: bool = False) -> Function:
     """Compile a function at its first call, or load its cached machine code. `lists`: whether it
     makes or extends a list. Otherwise numba's reference counting is off: counting all arrays of a
     `Memory` in each call would take half of the time."""
-    with cached_in(CACHE) as options:
-        return numba.njit(**options | {"_nrt": lists})(function)  # type: ignore[return-value]
+    return njit(function, CACHE, _nrt=lists)
 
 
 class HostCall:

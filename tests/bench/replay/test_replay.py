@@ -21,7 +21,7 @@ from tiny import SIZES, mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, of_folder, read_recording
-from ouroboros.bench.replay.replay import check_drafter, replay_together
+from ouroboros.bench.replay.replay import check_drafter
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
@@ -29,7 +29,6 @@ from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.run.tree_recorder import prefix_keys
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.costs import Costs
 from ouroboros.tree import TokenTree
 
 
@@ -287,21 +286,6 @@ def test_places_know_the_recorded_path(tmp_path):
     folder, predictions = ResultsFolder(tmp_path), {(3, (9, 1)): 4, (4, ()): 5}
     folder.add_predictions(("p0", "greedy", 0), predictions)
     assert folder.load_predictions() == {("p0", "greedy", 0): predictions}
-
-
-def test_batches_end_at_the_recorded_stop_string():
-    text = (5, 6, 7, 8, 9) * 4
-    ends = [RecordedRun(str(end), text[:6], text[6:end]) for end in range(14, 18)]
-    empty = RecordedRun("empty", text[:6], ())
-    recorded, costs = RecordedRuns([empty, *ends], max_new=64), Costs.load("epyc")
-
-    def made() -> PromptLookup:
-        return PromptLookup(max_ngram_size=2, num_tokens=6)
-
-    for size in (1, 2):
-        samples = replay_together(recorded, made, costs, size, name="lookup")
-        assert {s.new_tokens for s in samples} == {run.new_tokens for run in ends}
-        assert all(sum(step.new for step in s.steps) == len(s.new_tokens) for s in samples)
 
 
 def test_an_empty_recording_ends_at_once():
