@@ -109,6 +109,7 @@ def embed(
 
 def _with_heads_of(core: LlamaConfig, shape: LlamaConfig) -> LlamaConfig:
     """Return the shape with heads as wide as the core's, and as many more."""
+    assert shape.head_dim is not None and core.head_dim is not None  # set by LlamaConfig
     more, left = divmod(shape.head_dim, core.head_dim)
     if left or more == 1:
         return shape

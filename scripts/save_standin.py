@@ -84,7 +84,7 @@ def write_gguf(model: PreTrainedModel, out: Path) -> None:
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        target = names.get_name(name, try_suffixes=(".weight",))
+        target = names.get_name(name, try_suffixes=(".weight",)) or name
         for key, count in (("attn_q.", heads), ("attn_k.", kv_heads)):
             if key in target:  # rotary: llama.cpp pairs neighbours, transformers pairs halves
                 halves = weight.view(count, 2, -1, weight.shape[-1])

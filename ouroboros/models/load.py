@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -100,10 +101,12 @@ def _written(name: str, write: Callable[[Path], None]) -> Path:
 
 def _dequantise(file: Path, folder: Path) -> None:
     log.warning("converting %s takes half a minute for each GB, once", file.name)
-    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    source: dict[str, Any] = {"gguf_file": file.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, **source
+        )
     except Exception as error:  # transformers and gguf raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"cannot load {str(file)!r}: {reason}") from error

@@ -168,9 +168,9 @@ class DatasetTask:
                 ) from error
             rows = [(f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded)]
         for where, row in rows:
-            for field, other in self.aliases.items():
+            for own, other in self.aliases.items():
                 if other in row:
-                    row.setdefault(field, row[other])
+                    row.setdefault(own, row[other])
             check_fields(row, self.fields, where)
         return [row for _, row in rows]
 
