@@ -18,10 +18,11 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.loop import StopStrings, eos_ids
+from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.calls import alone, predict
 from ouroboros.decode import RootOnly, stream
+from ouroboros.detokenizer import StopStrings
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -61,9 +62,9 @@ def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, pr
     with a higher rate than 30 % (above_30_percent) and mean_new_tokens."""
     task, rows = HumanEval(), []
     sampling = Sampling(temperature=temperature)
-    stop = StopStrings(target.tokenizer, task.stop)
     for example in tqdm(list(task.load())[:prompts], desc=f"T={temperature}", mininterval=10):
         prompt = target.tokenizer(example.prompt).input_ids
+        stop = StopStrings(target.tokenizer, task.stop, after=prompt)
         choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
         target.empty()
         draft.empty()
