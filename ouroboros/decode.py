@@ -221,9 +221,12 @@ class Decoding:
                 del new[end:]
                 break
         if new == [NO_CHOICE]:
+            remedy = ""
+            if getattr(self.model, "dtype", None) == torch.float16:
+                remedy = "; float16 overflows easily: load the model in bfloat16 or float32"
             raise NoDistribution(
                 f"there is no distribution to sample token {len(self.trace.tokens)} from: the "
-                "model's logits contain NaN or infinity, or processors exclude every id"
+                f"model's logits contain NaN or infinity, or processors exclude every id{remedy}"
             )
         if new[-1] == NO_CHOICE:
             del new[-1]

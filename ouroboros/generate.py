@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -40,6 +40,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ouroboros.decode import Decoding, Drafter, begin, check_drafter, together
 from ouroboros.decoder_factory import decoder_names, decoder_settings, make_decoder, needs_draft
+from ouroboros.detokenizer import StopStrings
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
@@ -186,11 +187,8 @@ def generate(
     if config is not None:
         config.update(**own, stop_strings=None)
         own = {name: None for name, value in own.items() if value is None}  # unset model defaults
-    criteria = list(stopping_criteria)
-    if strings:
-        if tokenizer is None:
-            raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
-        criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
+    if strings and tokenizer is None:
+        raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
     generation = CustomGenerate(
         draft=draft,
         decoder=decoder,
@@ -201,13 +199,16 @@ def generate(
         batch_size=batch_size,
         **settings,
     )
+    if strings:
+        strings = [strings] if isinstance(strings, str) else strings
+        generation.stop = partial(StopStrings, tokenizer, strings, from_prompt=True)
     if isinstance(model, CachedModel):
         generation.target = model
         if exact and not model.exact:
             raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
-        defaults = plain.generation_config  # its stop strings are in `criteria` already
+        defaults = plain.generation_config  # its stop strings are in `generation.stop` already
         stack.callback(setattr, defaults, "stop_strings", defaults.stop_strings)
         defaults.stop_strings = None
         return type(plain).generate(  # type: ignore[attr-defined]
@@ -216,7 +217,7 @@ def generate(
             attention_mask=attention_mask,
             generation_config=config,
             logits_processor=LogitsProcessorList(logits_processor),
-            stopping_criteria=StoppingCriteriaList(criteria),
+            stopping_criteria=StoppingCriteriaList(stopping_criteria),
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
             custom_generate=generation,
             **own,
@@ -255,6 +256,7 @@ class CustomGenerate:
         self.seed, self.exact = seed, exact
         self.draft_context, self.batch_size = draft_context, batch_size
         self.target: CachedModel | None = None
+        self.stop: Callable[..., StopStrings] | None = None  # called with a row's prompt
         self._made: tuple[CachedModel | None, CachedModel | None, Any] = None, None, None
         if self.draft is not None and not isinstance(self.draft, CachedModel):
             self.draft = plain_model("draft", self.draft)
@@ -334,7 +336,8 @@ class CustomGenerate:
         scored = config.return_dict_in_generate and config.output_scores
         for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
             met = [copy.copy(own) for own in criteria] if rows else criteria  # they may count calls
-            rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, device, streamer))
+            stop = None if self.stop is None else self.stop(after=prompt)
+            rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, stop, device, streamer))
             rows[-1].scores = _NoScores() if scored else None
         options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
         models = acquire(self.target or model, self.draft, self.owner, **options)
@@ -405,11 +408,13 @@ class CustomGenerate:
 
 @dataclass(eq=False)
 class _Row:
-    """A row of a batch. It ends at the first token that meets a stopping criterion."""
+    """A row of a batch. It ends at the first token that meets a stopping criterion or completes a
+    stop string."""
 
     prompt: list[int]
     padding: list[int]
     criteria: list[StoppingCriteria]
+    stop: StopStrings | None
     device: torch.device
     streamer: BaseStreamer | None
     choose: TokenSelector = argmax
@@ -424,15 +429,20 @@ class _Row:
         return decoding
 
     def follow(self) -> None:
-        """End the row if a new token meets a stopping criterion; stream the tokens."""
+        """End the row at the first new token that stops it; stream the tokens."""
         assert self.decoding is not None
-        trace, pad = self.decoding.trace, len(self.padding)
-        text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
-        for length in range(self.sent + 1, len(trace.tokens) + 1) if self.criteria else ():
-            start = text[:, : pad + length]
-            if any(_one(met, met(start, self.scores)) for met in self.criteria):
-                self.trace, self.decoding.left = cut(trace, length - len(self.prompt)), 0
-                break
+        trace = self.decoding.trace
+        keep = None if self.stop is None else self.stop(trace.new_tokens)
+        if self.criteria:
+            last = len(trace.tokens) if keep is None else len(self.prompt) + keep
+            text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
+            for length in range(self.sent + 1, last + 1):
+                start = text[:, : len(self.padding) + length]
+                if any(_one(met, met(start, self.scores)) for met in self.criteria):
+                    keep = length - len(self.prompt)
+                    break
+        if keep is not None:
+            self.trace, self.decoding.left = cut(trace, keep), 0
         if self.streamer is not None:
             for token in self.trace.tokens[self.sent :]:
                 self.streamer.put(torch.tensor([token]))

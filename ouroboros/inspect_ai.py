@@ -22,7 +22,7 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
     @modelapi(name="ouroboros")
     class OuroborosAPI(HuggingFaceAPI):
         """inspect's `hf` provider with a decoder of this library. Decoder settings are model
-        arguments.
+        arguments, as are options to load the draft with (`-M draft_revision=...`).
 
         Completions are generated one at a time, unless inspect's `max_connections` is given.
         """
@@ -35,9 +35,9 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
             decoder: str = "ouroboros",
             **options: Any,
         ) -> None:
-            settings = pop_settings(decoder, options)
+            settings, loading = pop_settings(decoder, options)
             super().__init__(model_path(model_name), *args, **options)
-            decode = decode_with(self.model, draft, decoder, settings)
+            decode = decode_with(self.model, draft, decoder, settings, loading)
             self.model.generate = partial(self.model.generate, custom_generate=decode)
 
         def max_connections(self) -> int:

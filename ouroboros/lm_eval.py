@@ -38,21 +38,30 @@ FIGURES = (
 WARM_UP_TOKENS = 8
 
 
-def pop_settings(decoder: str, options: dict) -> dict:
-    """Remove the decoder's settings and `draft_context` from `options`; return them."""
+def pop_settings(decoder: str, options: dict) -> tuple[dict, dict]:
+    """Remove the decoder's settings (with `draft_context`) and the options to load the draft with
+    from `options`; return both. `draft_revision` is the draft's `revision`, and so on."""
     known = [*decoder_settings(decoder), "draft_context"]
-    return {name: options.pop(name) for name in known if name in options}
+    settings = {name: options.pop(name) for name in known if name in options}
+    own = [name for name in options if name.startswith("draft_")]
+    return settings, {name.removeprefix("draft_"): options.pop(name) for name in own}
 
 
 def decode_with(
-    model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
+    model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict, loading: dict
 ) -> CustomGenerate:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
-    loaded in the model's dtype, on its device. `pop_settings` returns the `settings`."""
+    loaded with the options `loading`, by default in the model's dtype and on its device.
+    `pop_settings` returns `settings` and `loading`. Raises `ValueError` if `loading` has no
+    effect."""
     if isinstance(draft, str):
-        path, device = model_path(draft), str(model.device)
-        draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
+        device = None if "device_map" in loading else str(model.device)
+        options = {"dtype": model.dtype, "device": device, **loading}
+        draft = CachedModel.from_pretrained(model_path(draft), **options)
         draft.prefill_limit = settings.pop("draft_context", DRAFT_CONTEXT)
+    elif loading:
+        name, given = f"draft_{min(loading)}", "is loaded already" if draft else "is missing"
+        raise ValueError(f"{name} has no effect: the draft {given}; give draft=<hub id or folder>")
     return CustomGenerate(draft=draft, decoder=decoder, **settings)
 
 
@@ -74,7 +83,8 @@ class OuroborosLM(HFLM):
 
     `pretrained` and `draft` are hub ids, folders or models; `reference/target` and
     `reference/draft` are the pair that ships with the package. `decoder` is a name in conf/decoder;
-    its settings are model arguments too (`max_nodes=24`). All other arguments are those of `hf`.
+    its settings are model arguments too (`max_nodes=24`), as are options to load the draft with
+    (`draft_revision=...`, `draft_trust_remote_code=True`). All other arguments are those of `hf`.
     Rows of a batch are decoded one after the other. The constructor generates a few tokens as
     warm-up, so that no completion's time includes compilation.
     """
@@ -88,13 +98,13 @@ class OuroborosLM(HFLM):
     ) -> None:
         if options.get("mixed_precision_dtype") is not None:
             raise ValueError("mixed_precision_dtype is not supported: give dtype instead")
-        settings = pop_settings(decoder, options)
+        settings, loading = pop_settings(decoder, options)
         super().__init__(
             model_path(pretrained) if isinstance(pretrained, str) else pretrained, **options
         )
         self.samples: list[Sample] = []
         self.decoder, self.draft = decoder, draft if isinstance(draft, str) else None
-        self.decode = decode_with(self.model, draft, decoder, settings)
+        self.decode = decode_with(self.model, draft, decoder, settings, loading)
         warm_up = torch.full((1, WARM_UP_TOKENS), self.prefix_token_id, device=self.device)
         self._model_generate(warm_up, 2 * WARM_UP_TOKENS, [])
         self.samples.clear()

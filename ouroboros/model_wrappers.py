@@ -2,8 +2,8 @@
 
 They are stored in an attribute of the model and freed with it, because wrappers drop their
 reference to the model between calls. A copied model starts without wrappers. Invariant: a call
-restores the model's attention implementation, the training mode of each submodule, and the width of
-a draft's logits.
+restores the model's attention implementation, the training mode of each submodule, and the ids that
+a draft may propose.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def acquire(
         wrapped = None
         if draft is not None:
             wrapped = stack.enter_context(_wrapped(draft, "draft", twin=draft is target))
-            stack.callback(setattr, wrapped, "width", wrapped.width)
+            for name in ("width", "masked"):
+                stack.callback(setattr, wrapped, name, getattr(wrapped, name))
             if not isinstance(draft, CachedModel):
                 wrapped.prefill_limit = draft_context
         own = stack.enter_context(_wrapped(target, "exact" if exact else "target"))

@@ -1,7 +1,8 @@
 """Encode prompts, and check that two tokenizers are compatible.
 
 The vocabularies may differ in size (such as 32000 and 32016). Ids in both must stand for the same
-token; ids that only the draft has are never proposed.
+token, except for added ones: models of a family often rename special tokens. Ids that only the
+draft has, or that it has under another name, are never proposed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
+import torch
 from transformers import AutoTokenizer
 
 from ouroboros.engine.model import CachedModel
@@ -38,13 +40,13 @@ def encode(tokenizer, text: str) -> list[int]:
 
 
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
-    """Limit the draft to the ids that both models have.
+    """Limit the draft to the ids that stand for the same token in both models.
 
     If a model has no tokenizer, it is loaded from the model's folder or the local cache, if found.
-    Raises `ValueError` naming the first id at which the tokenizers differ, or, if a tokenizer is
-    missing, if the numbers of ids differ by more than PADDING.
+    Raises `ValueError` naming the first id at which the tokenizers differ (ids of added tokens may
+    differ), or, if a tokenizer is missing, if the numbers of ids differ by more than PADDING.
     """
-    draft.width = min(draft.vocab_size, target.vocab_size)
+    draft.width, draft.masked = min(draft.vocab_size, target.vocab_size), None
     names = (getattr(getattr(m, "model", None), "name_or_path", "") for m in (target, draft))
     given = zip((target, draft), names, strict=True)
     ours, theirs = (model.tokenizer or _tokenizer_at(name) for model, name in given)
@@ -55,24 +57,28 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
                 "their tokenizers differ; choose a draft of the target's family"
             )
     else:
-        draft.width = min(draft.width, _known_ids(ours, theirs, len(ours), len(theirs)))
+        known, renamed = _known_ids(ours, theirs, len(ours), len(theirs))
+        draft.width = min(draft.width, known)
+        if masked := [index for index in renamed if index < draft.width]:
+            draft.masked = torch.tensor(masked, device=draft.device)
 
 
 @lru_cache(maxsize=4)
-def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
-    """Return the largest id of the target's tokenizer, plus 1. Raises `ValueError` if the two
-    tokenizers have different tokens for an id. `sizes` is part of the cache key only."""
-    ours, theirs = (
-        {index: piece for piece, index in tokenizer.get_vocab().items()}
-        for tokenizer in (target_tokenizer, draft_tokenizer)
-    )
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
+def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> tuple[int, list[int]]:
+    """Return the largest id of the target's tokenizer, plus 1, and the ids of added tokens that
+    have another name in the draft's tokenizer. Raises `ValueError` if the two tokenizers have
+    different ordinary tokens for an id. `sizes` is part of the cache key only."""
+    both = target_tokenizer, draft_tokenizer
+    ours, theirs = ({i: piece for piece, i in own.get_vocab().items()} for own in both)
+    added = {index for own in both for index in own.added_tokens_decoder}
+    renamed = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
+    for index in renamed:
+        if index not in added:
             raise ValueError(
                 f"the tokenizers differ: id {index} is {ours[index]!r} for the target and "
                 f"{theirs[index]!r} for the draft; choose a draft of the target's family"
             )
-    return max(ours) + 1 if ours else 1
+    return max(ours) + 1 if ours else 1, renamed
 
 
 @lru_cache(maxsize=4)

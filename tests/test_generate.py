@@ -216,10 +216,11 @@ def test_stop_strings_end_where_transformers_ends():
     ids = tokenizer("def f(a):", return_tensors="pt")["input_ids"]
     rule = {"decoder": "lookahead", "max_new_tokens": 40}
     text = tokenizer.decode(generate(model, ids, **rule)[0])
-    options = {"stop_strings": [text[25:27], text[30:32]], "tokenizer": tokenizer}
-    expected = hf(model, ids, max_new_tokens=40, **options)
-    assert len(expected[0]) < len(ids[0]) + 40
-    assert generate(model, ids, **rule, **options).tolist() == expected
+    for strings in (text[25:27], [text[8:10]], [text[25:27], text[30:32]]):  # [8:10]: from ":" on
+        options = {"stop_strings": strings, "tokenizer": tokenizer}
+        expected = hf(model, ids, max_new_tokens=40, **options)
+        assert len(expected[0]) < len(ids[0]) + 40
+        assert generate(model, ids, **rule, **options).tolist() == expected
     criteria = [StopStringCriteria(tokenizer, options["stop_strings"])]
     found = run("custom_generate", model, ids, **rule, stopping_criteria=criteria)
     assert found.tolist() == expected  # transformers drops `tokenizer` for a callable

@@ -69,6 +69,27 @@ def test_the_first_difference_is_named():
         check_pair(target, draft)
 
 
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=3)], ids=["argmax", "sample"])
+def test_added_tokens_of_other_names_are_never_proposed(choose):
+    """Models of a family often rename special tokens; the texts are still the target's."""
+    target, draft = cached(8, words=4), cached(8, seed=1, words=4)
+    for model, names in ((target, ["<a>", "<b>", "<c>"]), (draft, ["<a>", "<d>", "<e>", "<f>"])):
+        model.tokenizer.add_special_tokens({"eos_token": names[0]})
+        model.tokenizer.add_tokens(names[1:])
+    check_pair(target, draft)
+    assert draft.width == 7 and draft.masked.tolist() == [5, 6]
+    prompt = prompt_of(8, vocab=8)
+    expected = decode(target, RootOnly(), prompt, max_new=40, choose=choose).tokens
+    assert {5, 6} <= {*expected[8:]}, "the target writes such tokens"
+    for drafter in (Speculative(draft, gamma=4), Ouroboros(draft)):
+        recorded = StepLog(drafter)
+        assert decode(target, recorded, prompt, max_new=40, choose=choose).tokens == expected
+        trees = [tree for _, _, tree, _, _ in recorded.steps]
+        nodes = [pair for tree in trees for pair in zip(tree.tokens, tree.source, strict=False)]
+        drafted = {token for token, source in nodes if source == "draft"}
+        assert drafted and drafted <= {0, 1, 2, 3, 4}
+
+
 def test_without_tokenizers_sizes_that_padding_does_not_explain_are_refused():
     narrow, wide = CachedModel(llama()), CachedModel(llama(vocab_size=VOCAB + 1025))
     for target, draft in ((narrow, wide), (wide, narrow)):

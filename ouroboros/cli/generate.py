@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from tokenizers.decoders import DecodeStream
 from transformers.utils.logging import disable_progress_bar
 
 from ouroboros.bench.report.style import SOURCES
@@ -31,6 +30,7 @@ from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.checks import generate_config
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
+from ouroboros.detokenizer import Detokenizer
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 
@@ -68,8 +68,7 @@ class Runner:
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
-        self._tokenizer = target.tokenizer.backend_tokenizer
-        self._text = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        self._text = Detokenizer(target.tokenizer, after=prompt)
         self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
@@ -86,8 +85,7 @@ class Runner:
             return []
         fresh, sources = trace.new_tokens[len(self.tokens) :], trace.steps[-1].sources
         shown = [token for token in fresh if token not in self.eos]
-        texts = [self._text.step(self._tokenizer, token) or "" for token in shown]
-        texts += [""] * (len(fresh) - len(shown))
+        texts = [*map(self._text.add, shown), *[""] * (len(fresh) - len(shown))]
         added = list(zip(texts, sources, strict=True))
         self.tokens += fresh
         self.pieces += added

@@ -22,13 +22,13 @@ from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.report.tables import cell
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import content_hash, provenance
-from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import known, new_folder, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
+from ouroboros.detokenizer import text_of
 from ouroboros.instantiate import check_whole
 
 OF_DRAFT = ("draft_options", "draft_context")

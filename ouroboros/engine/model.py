@@ -102,6 +102,7 @@ class CachedModel(TreeModel):
         self.max_len = min(max_len or info.max_len, info.max_len)
         self.vocab_size = info.vocab_size
         self.width = info.vocab_size  # number of logits returned per node; may be lowered
+        self.masked: torch.Tensor | None = None  # ids that a draft must not propose
         self.device = info.device
         self.dtype = info.dtype
         self.cache = SlotCache(info.layers)
@@ -271,7 +272,7 @@ class CachedModel(TreeModel):
     ) -> torch.Tensor:
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
         write the tree to the cache. `width` is the vocabulary size; for a draft model, at most the
-        target's.
+        target's. Logits of `masked` ids are -inf.
 
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
         vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the
@@ -297,7 +298,7 @@ class CachedModel(TreeModel):
         logits = self.engine.run(known, missing, tree, held=held)
         seconds = time.perf_counter() - started
         self._scored(sequence, layout, seconds, self.engine.forwards - forwards)
-        rows = logits[:, : self.width]
+        rows = self._columns(logits)
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
@@ -335,7 +336,13 @@ class CachedModel(TreeModel):
         seconds = (time.perf_counter() - started) / len(calls)
         for (sequence, _, _), layout, count in zip(calls, layouts, forwards, strict=True):
             self._scored(sequence, layout, seconds, count)
-        return [rows[:, : self.width] for rows in logits]
+        return [self._columns(rows) for rows in logits]
+
+    def _columns(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the ids that may be chosen. Masks in place, where a captured token
+        selection reads them."""
+        rows = logits[:, : self.width]
+        return rows if self.masked is None else rows.index_fill_(1, self.masked, -torch.inf)
 
     def why_not_together(self) -> str | None:
         """Return why this model cannot score several sequences in one call; None if it can.
@@ -445,7 +452,7 @@ class CachedModel(TreeModel):
         self.accept(sequence, [0])
         drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
         for at in range(len(tokens), len(tokens) + count - 1):
-            logits = self.engine.follow(at - sequence.start, drawn[-1])[:, : self.width]
+            logits = self._columns(self.engine.follow(at - sequence.start, drawn[-1]))
             self.cache.set_length(at - sequence.start + 1)
             drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
         handed_over = time.perf_counter()

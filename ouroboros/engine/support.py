@@ -86,6 +86,11 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
         tree, cache = trial_tree(chain, info.vocab_size), DynamicCache()
         positions = range(len(chain))
         rounded = _logits(model, info, chain, positions, None, cache)
+        if not (rounded < torch.inf).all():
+            why = "its weights are damaged: copy or download them again"
+            if info.dtype == torch.float16:
+                why = "its activations overflow: load it in bfloat16 or float32"
+            raise ValueError(f"{name} has NaN or infinite logits in {info.dtype}, {why}")
         shapes = _cache_shapes(cache, name, len(chain))
         with _widened(model) as dtype:
             mask = dense(Layout(0, [], tree), replace(narrow, dtype=dtype))
@@ -244,7 +249,14 @@ def position_limit(config) -> int:
     limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
     limit = next((value for value in limits if value and value > 0), 1 << 30)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(rope, dict) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+    if not isinstance(rope, dict):
         return limit
-    key = "original_max_position_embeddings"  # longer sequences rescale every position
-    return min(limit, rope.get(key) or getattr(config, key, None) or limit)
+    key, kind = "original_max_position_embeddings", rope.get("rope_type") or rope.get("type")
+    original = rope.get(key) or getattr(config, key, None) or limit
+    if kind == "longrope":
+        return min(limit, original)  # longer sequences rescale every position
+    if kind == "linear":
+        return int(limit * rope["factor"])
+    if kind == "yarn":
+        return max(limit, int(original * (rope.get("factor") or 1)))
+    return limit  # "dynamic" too: beyond, angles depend on the longest sequence so far

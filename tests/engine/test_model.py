@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
 from transformers import DynamicCache, LlamaConfig, Phi3Config
 
@@ -184,14 +185,26 @@ def test_a_wrapper_is_not_copied(way):
         way(CachedModel(llama()))
 
 
-@pytest.mark.parametrize(("rope", "factor"), [("dynamic", 2.0), ("linear", 4.0)])
-def test_scaled_positions_hold_up_to_the_last_one(rope, factor):
-    parameters = {"rope_type": rope, "factor": factor, "rope_theta": 10000.0}
-    model = build(LlamaConfig(**SHAPE, rope_parameters=parameters))
-    cached = CachedModel(copy.deepcopy(model))
-    prompt = prompt_of(10)
-    expected = plain(model, prompt, CONTEXT - 10)
-    assert decode(cached, RootOnly(), prompt, max_new=200).tokens[:CONTEXT] == expected
+ROPE = {"rope_theta": 10000.0, "factor": 4.0}
+SCALED = [  # the parameters of RoPE, the config's number of positions, the number of usable ones
+    ({"rope_type": "linear"}, CONTEXT, 4 * CONTEXT),
+    ({"rope_type": "yarn"}, CONTEXT, 4 * CONTEXT),
+    ({"rope_type": "yarn", "original_max_position_embeddings": 8}, CONTEXT, CONTEXT),
+    ({"rope_type": "dynamic"}, CONTEXT, CONTEXT),
+]
+
+
+@pytest.mark.parametrize(("rope", "positions", "usable"), SCALED, ids=str)
+def test_scaled_positions_hold_up_to_the_last_one(rope, positions, usable):
+    """Beyond the original positions, dynamic RoPE depends on calls before: its end is there."""
+    shape = {**SHAPE, "max_position_embeddings": positions}
+    model = build(LlamaConfig(**shape, rope_parameters=ROPE | rope))
+    cached, prompt = CachedModel(copy.deepcopy(model)), prompt_of(usable - 30)
+    assert cached.max_len == usable
+    expected = plain(model, prompt, 30)
+    for drafter in (RootOnly(), PromptLookup(max_ngram_size=2, num_tokens=5)):
+        trace = decode(cached, drafter, prompt, max_new=200)
+        assert trace.tokens[:usable] == expected and len(trace.tokens) == usable + 1
 
 
 def test_long_rope_stays_within_the_length_before_scaling():
@@ -210,6 +223,21 @@ def test_long_rope_stays_within_the_length_before_scaling():
         },
     )
     assert CachedModel(build(config)).max_len == CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "remedy"),
+    [
+        (torch.float16, 6e4, "its activations overflow: load it in bfloat16 or float32"),
+        (torch.float32, float("nan"), "its weights are damaged: copy or download them again"),
+    ],
+)
+def test_logits_that_are_no_numbers_are_named(dtype, value, remedy):
+    model = llama().to(dtype)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(value)
+    with pytest.raises(ValueError, match=f"NaN or infinite logits in {dtype}, {remedy}"):
+        CachedModel(model)
 
 
 def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path):

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.metrics import repetition
@@ -21,6 +19,7 @@ from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.detokenizer import Detokenizer
 from ouroboros.models.load import model_path
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
@@ -47,7 +46,9 @@ def viewer_run(
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
-    found = None if tokenizer else ResultsFolder(measured.folder).load_tokenizer()
+    found: PreTrainedTokenizerBase | None = None
+    if not tokenizer:
+        found = ResultsFolder(measured.folder).load_tokenizer()
     if found is None and place:
         found = find_tokenizer(place, fingerprint)
     if tokenizer and not found:
@@ -97,32 +98,33 @@ def viewer_run(
     }
 
 
-def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
+def find_tokenizer(place: str, fingerprint: str | None = None) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of `place`: a folder, "reference/target" or a hub id in the local cache.
 
     Return None if there is none, or if `fingerprint` shows that it belongs to another model.
     """
     try:
-        loaded = AutoTokenizer.from_pretrained(model_path(place), local_files_only=True)
-        found = loaded.backend_tokenizer
+        found = AutoTokenizer.from_pretrained(model_path(place), local_files_only=True)
     except Exception:  # tokenizers raise all kinds; the viewer then shows ids
         return None
     return found if fingerprint in (None, vocab.fingerprint(found)) else None
 
 
-def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]]:
+def splitter(
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Callable[[Sequence[int]], list[str]]:
     """Return a function that splits a completion into the text of each token (without a tokenizer,
     into ids).
 
     The texts joined are the completion's text: a token that ends inside a character adds "", and
     the next one adds the whole character.
     """
-    if not tokenizer:
+    if tokenizer is None:
         return lambda tokens: [f"{token} " for token in tokens]
 
     def split(tokens: Sequence[int]) -> list[str]:
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(tokenizer, token) or "" for token in tokens]
+        text = Detokenizer(tokenizer, skip_special=False)
+        return [text.add(token) for token in tokens]
 
     return split
 

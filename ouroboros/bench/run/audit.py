@@ -19,9 +19,10 @@ from ouroboros.audit.audit import WHOLE, Auditor, Control, Finding, well_ended
 from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
-from ouroboros.bench.run.loop import Bench, StopStrings
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompts import Answers
 from ouroboros.decode import Drafter, DrafterCapabilities
+from ouroboros.detokenizer import StopStrings
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
 BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a temporary one
@@ -131,7 +132,7 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
     new, stopped = sample.new_tokens, sample.finish == "stop"
     room = job.target.max_len - len(prompt) + 1
     ended = well_ended(new, eos=job.eos, max_new=job.max_new, room=room, stopped=stopped)
-    stop = StopStrings(job.target.tokenizer, job.task.stop)(new)
+    stop = StopStrings(job.target.tokenizer, job.task.stop, after=prompt)(new)
     return ended and stop == (len(new) if stopped else None)
 
 

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
@@ -170,10 +171,12 @@ class ResultsFolder:
             packed = gzip.compress(backend.to_str().encode(), mtime=0)
             (self.path / TOKENIZER).write_bytes(packed)
 
-    def load_tokenizer(self) -> Tokenizer | None:
+    def load_tokenizer(self) -> PreTrainedTokenizerFast | None:
         """Return the tokenizer that the run wrote; None if it wrote none."""
-        path = self.path / TOKENIZER
-        return Tokenizer.from_buffer(gzip.decompress(path.read_bytes())) if path.exists() else None
+        if not (path := self.path / TOKENIZER).exists():
+            return None
+        made = Tokenizer.from_buffer(gzip.decompress(path.read_bytes()))
+        return PreTrainedTokenizerFast(tokenizer_object=made)
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a JSON file atomically."""

@@ -35,6 +35,7 @@ from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import Decoding, begin, together
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
+from ouroboros.detokenizer import StopStrings, text_of
 from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
@@ -207,7 +208,7 @@ class Bench:
         shared: Any = {"batch_size": size, "batch": number if size > 1 else 0}
         for example, repeat in batch:
             sample = Sample(example.id, "", repeat, 0, 0, group=example.group, **shared)
-            row = Row(sample, StopStrings(tokenizer, self.task.stop))
+            row = Row(sample)
             try:
                 asked = example if answers is None else answers.with_history(example, repeat)
                 row.prompt = self.prompts.ids(asked)
@@ -217,6 +218,7 @@ class Bench:
                     limit = f"{len(row.prompt)} tokens, the model's context {self.target.max_len}"
                     raise ValueError(f"the prompt has {limit}: shorten the prompt")
                 row.choose = self.sampling.choose(example.id, repeat, vocab=known)
+                row.stop = StopStrings(tokenizer, self.task.stop, after=row.prompt)
                 rows.append(row)
             except Exception as error:
                 yield row.fail(error)
@@ -297,7 +299,8 @@ class Bench:
             own_s = [[step_s(step) for step in trace.steps] for trace in traces]
             rest_s = wall_s - sum(map(sum, own_s))
             for row, trace, seconds in zip(group, traces, own_s, strict=True):
-                row.keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
+                stop = StopStrings(self.target.tokenizer, self.task.stop, after=row.prompt)
+                row.keep = stop(trace.new_tokens)
                 row.wall_s = sum(seconds) + rest_s / len(group)
                 row.ttft_s = seconds[0] if seconds else None
                 latency_s = rest_s + sum(step.rows * step_s(step) for step in trace.steps)
@@ -341,8 +344,8 @@ class Row:
     """
 
     sample: Sample
-    stop: StopStrings
     prompt: Sequence[int] = ()
+    stop: Callable[[Sequence[int]], int | None] = lambda new_tokens: None
     choose: TokenSelector = argmax
     recorder: Any = None
     keep: int | None = None
@@ -379,7 +382,7 @@ class Row:
         words = trace.new_tokens[: -1 if trace.finish == "eos" else None]
         self.note(
             new_tokens=tuple(trace.new_tokens),
-            text=text_of(tokenizer, words, after=trace.tokens[: trace.prompt_len][-1:]),
+            text=text_of(tokenizer, words, after=self.prompt),
             finish=trace.finish,
             steps=tuple(trace.steps),
             wall_s=self.wall_s,
@@ -423,57 +426,6 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
         ids = getattr(source, "eos_token_id", None)
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return frozenset(token for token in found if token < model.vocab_size)
-
-
-class StopStrings:
-    """Finds the first stop string in a growing completion. Call it after each step.
-
-    Only the tail is decoded: the tokens since the last call, plus as many tokens before them as the
-    longest stop string has bytes, because a token has at least one byte. Special tokens are part of
-    the text only if a stop string contains one.
-    """
-
-    def __init__(self, tokenizer, strings: Sequence[str]) -> None:
-        if "" in strings:
-            raise ValueError("a stop string is empty: it would end every completion at once")
-        self.tokenizer, self.strings = tokenizer, tuple(strings)
-        added = tokenizer.added_tokens_decoder.values() if self.strings else ()
-        special = [token.content for token in added if token.special]
-        self._skip_special = not any(token in s for token in special for s in self.strings)
-        self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
-        self._seen = 0
-
-    def __call__(self, new_tokens: Sequence[int]) -> int | None:
-        """Return the length of the shortest prefix of `new_tokens` (all new tokens so far) that
-        contains a stop string; None if there is none."""
-        if not self.strings:
-            return None
-        # Tokens cut inside a character decode to U+FFFD: if a stop string has it, decode them all.
-        partial = "\N{REPLACEMENT CHARACTER}" in "".join(self.strings)
-        start = 0 if partial else max(0, self._seen - self._reach)
-        ends = range(self._seen + 1, len(new_tokens) + 1)
-        if partial or self._stops(new_tokens[start:]):
-            found = next((end for end in ends if self._stops(new_tokens[start:end])), None)
-            if found is not None:
-                return found
-        self._seen = len(new_tokens)
-        return None
-
-    def _stops(self, tokens: Sequence[int]) -> bool:
-        text = text_of(self.tokenizer, tokens, skip_special=self._skip_special)
-        return any(string in text for string in self.strings)
-
-
-def text_of(
-    tokenizer, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special: bool = True
-) -> str:
-    """Decode tokens to their exact text, without clean-up of spaces; by default without special
-    tokens. `after` has the preceding tokens: many tokenizers drop a text's first space."""
-    options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
-    start, whole = (tokenizer.decode([*after, *some], **options) for some in ((), tokens))
-    if not whole.startswith(start):  # a character that begins in `after`
-        return tokenizer.decode([*tokens], **options)
-    return whole[len(start) :]
 
 
 def in_one_line(error: Exception) -> str:
