@@ -122,9 +122,7 @@ def advise(options: dict) -> tuple[int, dict]:
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" and PLAIN in live else None
-            rejection = decoders.get(decoder, {}).get("verification") == "rejection"
-            equal = not (rejection and evidence.recorded.sampling.temperature)
-            measured = None if timed is None else speedup(live[PLAIN], timed, equal=equal)
+            measured = None if timed is None else speedup(live[PLAIN], timed)
             ratios = one.speedup, measured
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
             shares = (f"{100 * share:.0f}" for share in (one.shares or {}).values())
