@@ -66,7 +66,7 @@ def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
     models = " or ".join(dict.fromkeys(one.models for one in facts))
     prompts = " or ".join(map(str, sorted({one.prompts for one in facts})))
     busy = max(one.busy for one in facts)
-    text = f" {models}, {prompts} prompt{'s' * (prompts != '1')}{busy and f'; {busy}'}."
+    text = f" Models: {models}; {prompts} prompt{'s' * (prompts != '1')}{busy and f'; {busy}'}."
     return text + error_bars(summaries) * intervals
 
 

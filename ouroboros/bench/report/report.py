@@ -361,7 +361,9 @@ def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
     batches = _batches(name, others, runs) if len(others) < len(settings) else []
     drawn: list[Picture] = []
     if len(shown) == 1 and not (sweep and batches):
+        of_decoders = all(member.startswith("decoder.") for member in shown[0].members)
         caption = f"Speedup and cost by {shown[0].name}." + plots.conditions(runs)
+        caption += " Dotted: mean of a decoder without this setting." * of_decoders
         drawn = [Picture(name, caption, plots.sweep_lines(*shown[0], runs))]
     if sweep:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)

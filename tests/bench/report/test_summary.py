@@ -257,10 +257,9 @@ def test_a_slower_engine_is_named_with_its_reason():
 def test_captions_name_models_and_prompts():
     model = {**RUN["model"], "standin": None, "target": "a/big"}
     summary = summarise(measured(model=model))
-    assert plots.conditions([summary]) == " big, 2 prompts."
-    other = replace(summary, measured=measured(FAST[:1]))
-    words = " big or reference pair as a stand-in, shapes cpu-target / cpu-draft, 1 or 2 prompts."
-    assert plots.conditions([summary, other]) == words
+    assert plots.conditions([summary]) == " Models: big; 2 prompts."
+    other = replace(summary, measured=measured(FAST[:1], model={**model, "target": "a/small"}))
+    assert plots.conditions([summary, other]) == " Models: big or small; 1 or 2 prompts."
 
 
 def test_a_score_may_have_a_point_in_its_name():
