@@ -48,6 +48,11 @@ FAST = [
     sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=4.0, ttft_s=2.0),
     sample("b", "fast", [step(0, 0), step(4, 4)], wall_s=4.0, ttft_s=2.0),
 ]
+THIRD = [
+    sample("c", "greedy", [step(0, 0)] * 5, wall_s=10.0, ttft_s=2.0),
+    sample("c", "fast", [step(0, 0), step(3, 3)], wall_s=4.0, ttft_s=2.0),
+]
+"""A third prompt: with it, speedups have intervals."""
 COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
 TOY = CostModel(COSTS, "the costs 'toy'")
 RUN = {
@@ -84,22 +89,24 @@ def chain(drafted: int, accepted: int) -> StepRecord:
 
 
 def three_decoders(priced=None, **facts) -> Measured:
-    """Return a run of two prompts of six tokens each: greedy takes 12 s, another decoder 6 s,
-    Ouroboros 2 s and 4 s, transformers' greedy 12 s and 13 s."""
+    """Return a run of three prompts of six tokens each: greedy takes 12 s, another decoder 6 s,
+    Ouroboros 2 to 4 s, transformers' greedy 12 or 13 s."""
     runs = {
-        "greedy": ((12, 12), [chain(0, 0)] * 6),
-        "other": ((6, 6), [chain(2, 1)] * 3),
-        "ouroboros": ((2, 4), [chain(4, 2)] * 2),
-        "hf_greedy": ((12, 13), [step(0, 0, scored=0)] * 6),
+        "greedy": ((12, 12, 12), [chain(0, 0)] * 6),
+        "other": ((6, 6, 6), [chain(2, 1)] * 3),
+        "ouroboros": ((2, 4, 3), [chain(4, 2)] * 2),
+        "hf_greedy": ((12, 13, 12), [step(0, 0, scored=0)] * 6),
     }
     names = facts.get("decoders", list(runs))
     rows = [
         replace(sample(prompt, name, steps, wall_s=wall, ttft_s=ttft), prompt_tokens=9)
         for name, (walls, steps) in runs.items()
-        for prompt, wall, ttft in zip("ab", walls, (1.0, 1.0 + (name == "other")), strict=True)
+        for prompt, wall, late in zip("abc", walls, (0, 1, 0.5), strict=True)
+        for ttft in [1.0 + late * (name == "other")]
         if name in names
     ]
-    return measured(rows, priced=priced, **{"decoders": names, **facts})
+    task = {**RUN["task"], "prompts": 3}
+    return measured(rows, priced=priced, **{"decoders": names, "task": task, **facts})
 
 
 def write_run(

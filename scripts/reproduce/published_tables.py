@@ -16,6 +16,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.run.pair import model_names
 
 Table = tuple[pd.DataFrame, list[str]]
 SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # share of prompts slower, smallest speedup
@@ -286,15 +287,18 @@ def read(path: Path, name: str = "summary.json"):
 
 
 def setting(path: Path) -> list[str]:
-    """Return a run's settings: task, prompts, new tokens, repeats, models, dtype, temperature."""
-    run, prompts = read(path, "run.json"), read(path)["prompts"]
+    """Return a run's settings: task, prompts, new tokens, repeats, models, dtype, temperature, and
+    that the machine was busy."""
+    run, summary = read(path, "run.json"), read(path)
     model, temperature = run["model"], run["sampling"]["temperature"]
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
+    prompts = f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}"
     return [
-        f"{run['task']['name']}, {prompts} prompts x up to {run['max_new']} tokens{repeats}",
-        "stand-in of the reference pair" if model["standin"] else f"{model['name']} pair",
+        f"{run['task']['name']}, {prompts}",
+        "stand-in of the " * bool(model["standin"]) + model_names(model),
         model["dtype"],
         f"T = {temperature:g}" if temperature else "greedy (T = 0)",
+        *filter(None, [summary.get("busy")]),
     ]
 
 

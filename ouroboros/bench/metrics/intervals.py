@@ -16,12 +16,14 @@ from scipy.stats import binomtest, bootstrap, gmean
 RESAMPLES = 2000
 FEWEST_PROMPTS = 8
 """Minimum number of prompts for a verdict: with fewer, bootstrap intervals are too narrow."""
+FEWEST_FOR_INTERVAL = 3
+"""With fewer prompts a value has no interval; tables and plots show it with its `n`."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, its 95 % CI from `low` to `high` (None with fewer than two prompts) and the number
-    of prompts (None: unknown)."""
+    """A value, its 95 % CI from `low` to `high` (None: no interval) and the number of prompts
+    (None: unknown)."""
 
     value: float
     low: float | None = None
@@ -29,13 +31,19 @@ class Interval:
     prompts: int | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """Return the value as text, with its interval if there is one and its ends differ.
+        """Return the value as text, with its interval if there is one and its ends differ, or with
+        the number of prompts if they are `few`.
 
-        >>> Interval(2.667, 1.96, 3.4).text(unit="x")
-        '2.67x [1.96, 3.40]'
+        >>> Interval(2.667, 1.96, 3.4, 9).text(unit="x"), Interval(2.667, prompts=2).text(unit="x")
+        ('2.67x [1.96, 3.40]', '2.67x (n = 2)')
         """
         ends = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if self.low != self.high else ""
-        return f"{self.value:.{digits}f}{unit}{ends}"
+        return f"{self.value:.{digits}f}{unit}{f' (n = {self.prompts})' if self.few else ends}"
+
+    @property
+    def few(self) -> bool:
+        """Return whether the value rests on fewer than `FEWEST_FOR_INTERVAL` prompts."""
+        return self.prompts is not None and self.prompts < FEWEST_FOR_INTERVAL
 
     @property
     def significance(self) -> str:
@@ -49,7 +57,7 @@ class Interval:
 
 
 def paired(
-    baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool
+    baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool = False
 ) -> np.ndarray:
     """Return each prompt's sums over repeats, [4, prompts]: the baseline's `amount` and `per`, then
     the decoder's.
@@ -79,9 +87,10 @@ def speedup(
     """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
     `baseline` and `samples` are `sample_frame`s; their columns `amount` and `per` are summed over
-    all prompts. With `macro`, the result is the geometric mean of each prompt's speedup instead.
-    `equal` leaves out completions whose tokens differ from the baseline's. The interval is a paired
-    percentile bootstrap over prompts. None if no completions can be paired.
+    all prompts that both completed, each side over its own completions. With `macro`, the result is
+    the geometric mean of each prompt's speedup instead. `equal` leaves out completions whose tokens
+    differ from the baseline's. The interval is a paired percentile bootstrap over prompts. None if
+    no completions can be paired.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -119,7 +128,7 @@ def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -
     more arrays [prompts]."""
     rows = [np.asarray(row) for row in data]
     value, prompts = float(statistic(*rows)), rows[0].size
-    if prompts < 2:
+    if prompts < FEWEST_FOR_INTERVAL:
         return Interval(value, prompts=prompts)
     batch, rng = max(1, 1_000_000 // prompts), np.random.default_rng(0)
     options = {"n_resamples": RESAMPLES, "batch": batch, "method": "percentile", "rng": rng}

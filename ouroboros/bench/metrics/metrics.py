@@ -8,7 +8,6 @@ its parameters select its inputs:
     greedy      greedy's completions                           failed  its failed samples
     ouroboros   Ouroboros' completions                         trees   `tree_metrics` of its trees
     hf_greedy   completions of transformers' greedy            audit   the audit's verdict
-    in_law      whether the decoder preserves the distribution only, not the tokens
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
 if there is nothing to count.
@@ -122,7 +121,7 @@ class Registry(dict[str, Metric]):
         `groups`, only the metrics with `by_group` are computed.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
-        given = {"samples": samples, "in_law": False, **given}
+        given = {"samples": samples, **given}
         for role in ("samples", "greedy", "ouroboros", "hf_greedy"):
             if not isinstance(given.get(role), Frame | None):
                 given[role] = sample_frame(given[role], costs, draft_cost)
@@ -144,30 +143,20 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
     return above.sum() / below.sum() if below.sum() else None
 
 
-def over_greedy(*amount: str, macro: bool = False) -> Callable:
-    """Return the formula of the speedup over greedy. `amount` and `macro` are passed on to
-    `intervals.speedup`, `amount` as its arguments `amount` and `per`.
-
-    It uses only completions that equal greedy's, or all completions if the decoder preserves only
-    the distribution (`in_law`).
-    """
-    return lambda samples, greedy, in_law: speedup(
-        greedy, samples, *amount, macro=macro, equal=not in_law
-    )
+def over_greedy(*amount: str, macro: bool = False, equal: bool = False) -> Callable:
+    """Return the formula of the speedup over greedy; the arguments are those of
+    `intervals.speedup`."""
+    return lambda samples, greedy: speedup(greedy, samples, *amount, macro=macro, equal=equal)
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of Ouroboros' speedup over the decoder.
-
-    `amount` as in `over_greedy`. It uses only completions that equal Ouroboros', or all completions
-    if the decoder preserves only the distribution (`in_law`).
-    """
-    return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
+    """Return the formula of Ouroboros' speedup over the decoder; `amount` as in `over_greedy`."""
+    return lambda samples, ouroboros: speedup(samples, ouroboros, *amount)
 
 
-def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
+def by_prompt(samples: Frame, greedy: Frame) -> pd.Series:
     """Return each prompt's speedup over greedy."""
-    sums = intervals.paired(greedy, samples, "wall_s", "tokens", not in_law)
+    sums = intervals.paired(greedy, samples, "wall_s", "tokens")
     return pd.Series(per_token(*sums, axis=()))
 
 
@@ -206,6 +195,12 @@ def acceptance_rate_per_position(steps: Frame) -> list[float]:
     the steps that drafted at least k."""
     accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
     return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
+
+
+def accepted_per_position(steps: Frame) -> list[float]:
+    """Return a list whose entry k - 1 is the share of all steps that accepted at least k tokens."""
+    longest = max(steps.drafted, default=0)
+    return [float((steps.accepted >= k).mean()) for k in range(1, longest + 1)]
 
 
 def unequal(samples: Frame, greedy: Frame) -> int | None:
@@ -263,8 +258,8 @@ METRICS = Registry(
            "In batches: new tokens / seconds that their sequence took, prefill included.",
            tables="default speed headline comparison", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
-           "Greedy's seconds per token / the decoder's, over equal completions, prefill included; "
-           "both at the same batch size.",
+           "Greedy's seconds per token / the decoder's, over all completions of the same prompts, "
+           "prefill included; both at the same batch size.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup", over_greedy("predicted_s"),
            "Speedup over greedy predicted with costs, without prefill if these have none; a fit if "
@@ -278,14 +273,16 @@ METRICS = Registry(
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed headline", **PAIRED),
     Metric("slower_share", "slower prompts",
-           lambda samples, greedy, in_law: (by_prompt(samples, greedy, in_law) < 1).mean(),
-           "Share of the prompts that took longer than with greedy.",
+           lambda samples, greedy: (by_prompt(samples, greedy) < 1).mean(),
+           "Share of the prompts that took longer per token than with greedy.",
            timed=True, better="lower", tables="speed headline", by_group=True,
            **{**SHARE, "pooled": "share of prompts"}),
     Metric("worst_speedup", "worst prompt",
-           lambda samples, greedy, in_law: by_prompt(samples, greedy, in_law).min(),
+           lambda samples, greedy: by_prompt(samples, greedy).min(),
            "The smallest speedup over greedy of a single prompt.", timed=True, by_group=True,
            tables="speed headline comparison", **{**RATIO, "pooled": "minimum"}),
+    Metric("equal_speedup", "equal speedup", over_greedy(equal=True),
+           "Speedup over greedy on the completions that equal greedy's alone.", **TIMED),
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "Ouroboros' lead", over_ouroboros(),
@@ -331,7 +328,7 @@ METRICS = Registry(
            "Mean seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
     Metric("latency_speedup_vs_hf", "over transformers",
-           lambda samples, hf_greedy, in_law: speedup(hf_greedy, samples, equal=not in_law),
+           lambda samples, hf_greedy: speedup(hf_greedy, samples),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
     Metric("draft_share", "draft time", lambda steps: phase_shares(steps).draft_s,
@@ -386,6 +383,9 @@ METRICS = Registry(
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
            "Of the steps that drafted at least k tokens, the share that accepted them (as vLLM).",
+           pooled="per position", scalar=False),
+    Metric("accepted_per_position", "accepted by position", accepted_per_position,
+           "Share of all steps, those without a draft included, that accepted k tokens or more.",
            pooled="per position", scalar=False),
     Metric("tries_per_position", "tries by position", tries_per_position,
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",

@@ -15,6 +15,8 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, SampleKey, stored
+from ouroboros.bench.run.identity import BUSY
+from ouroboros.bench.run.pair import SHIPPED, model_names
 from ouroboros.costs import CostModel
 
 COUNTS = ("batch_size", "samples_wanted", "resumed")
@@ -47,6 +49,8 @@ class Measured:
         run on the pair that ships with the project). `prompts` and `samples` are the numbers
         measured. `costs` is the name of the costs that predict seconds from counts (None: they
         predict nothing); `draft_cost` is the recorded cost of a draft call in target calls.
+        `busy` says that other programs used much of the machine (while times were measured, or at
+        the start if only that was recorded), or is ""; `fallbacks` says why engines are slower.
         """
         run, samples = self.run, self.samples
         task, model, sampling = run["task"], run["model"], run["sampling"]
@@ -67,13 +71,8 @@ class Measured:
             what += ", chat template" if template == "chat" else f", template {template}"
             what += "".join(f", {name}={json.dumps(value)}" for name, value in given.items())
 
-        pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
-        published, ships = run.get("published"), target.startswith("reference/")
-        names = [str(name) for name in (target, model.get("draft")) if name]
-        own = pair == "reference" and not all(name.startswith("reference/") for name in names)
-        if target and (pair == "hf" or own):  # the user's models
-            pair = " + ".join(name.split("/")[-1] for name in names)
-        models, nature = f"{pair} pair", "model"
+        standin, published, nature = model.get("standin"), run.get("published"), "model"
+        models, ships = model_names(model), str(model.get("target")).startswith(SHIPPED)
         if standin:
             models += " as a stand-in, shapes " + " / ".join(filter(None, standin.values()))
         if published and ships:
@@ -104,10 +103,14 @@ class Measured:
         if priced and all(map(priced.why_not, ours)):
             priced = None
         costs = priced and priced.name
+        load = run.get("load", {})
+        others = load.get("other_percent", load.get("cpu_percent", 0.0))
+        others = max(others, load.get("gpu_percent", 0.0)) if timed else 0.0
+        busy = f"machine was busy ({others:.0f} % by other programs)" if others > BUSY else ""
         bare = ", without prefill" if priced and not priced.costs.prefill_ms else ""
         bare += ", for one process" * bool(parallel)
         predicted = [f"predicted with {costs}{bare}"] if costs and not timed else []
-        title = [what, models, arithmetic, words, batch, device, *predicted]
+        title = [what, models, arithmetic, words, batch, device, *filter(None, [busy]), *predicted]
         return SimpleNamespace(
             title=" · ".join(title),
             incomplete=len(samples) < samples_wanted or status != "finished",
@@ -118,6 +121,7 @@ class Measured:
             sampling=words,
             batch_size=size,
             device=device,
+            busy=busy,
             footnote=f"{cpu}, {threads} thread{'s' * (threads > 1)}; torch {versions['torch']}, "
             f"transformers {versions['transformers']}",
             nature="stand-in" if standin else nature,
@@ -129,6 +133,11 @@ class Measured:
             pools_restored="carried_pools" in run,
             pools_of_these_prompts=run.get("pools_of_these_prompts", []),
             timed=timed,
+            fallbacks=[
+                f"The {role}'s engine is {own['engine']}: {own['fallback']}."
+                for role, own in model.get("engines", {}).items()
+                if own.get("fallback")
+            ],
             costs=costs,
             draft_cost=model.get("draft_cost"),
             published=published,

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
 from ouroboros.bench.report import style
-from ouroboros.bench.report.summary import Summary
+from ouroboros.bench.report.summary import Summary, interval_of
 
 SPEEDUP = "speedup over greedy (time per token, prefill included)"
 BARS = {
@@ -39,6 +39,11 @@ SPEED = ("latency_speedup", "predicted_speedup")
 COST = ("cost_per_token", "calls_per_token")
 FEWEST_STEPS = 10
 """Positions reached by fewer steps are left out, because their shares are noise."""
+POSITIONS = {
+    "accepted_per_position": "of all steps",
+    "acceptance_rate_per_position": "of the steps that drafted this far",
+}
+"""The panels of acceptance by position: metrics and titles."""
 PHASES = {
     "draft": style.Mark(style.ORANGE, hatch="//"),
     "verify": style.Mark(style.BLUE),
@@ -48,9 +53,21 @@ PHASES = {
 
 
 def error_bars(summaries: Iterable[Summary]) -> str:
-    """Return a sentence on error bars if the runs have any (with two prompts or more), else ""."""
+    """Return a sentence on error bars if the runs have any (with three prompts or more), else
+    ""."""
     known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
     return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
+
+
+def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
+    """Return the models, numbers of prompts and load of the runs, to end a caption; with
+    `intervals`, add a sentence on error bars."""
+    facts = [one.facts for one in summaries]
+    models = " or ".join(dict.fromkeys(one.models for one in facts))
+    prompts = " or ".join(map(str, sorted({one.prompts for one in facts})))
+    busy = max(one.busy for one in facts)
+    text = f" Models: {models}; {prompts} prompt{'s' * (prompts != '1')}{busy and f'; {busy}'}."
+    return text + error_bars(summaries) * intervals
 
 
 def note(summary: Summary) -> str:
@@ -69,6 +86,7 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
     Shows the first metric of `metrics` (the tuple `SPEED` or `COST`) that any decoder has; returns
     None if there is none. A speedup needs greedy; predicted_speedup and cost_per_token need costs.
+    The bar of a value of fewer than three prompts is hatched, and its label says how many.
     """
     if not (known := known_of(summary.frame, metrics)):
         return None
@@ -79,11 +97,15 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
     marks = style.decoder_marks(list(summary.frame.index))
     colours = [marks[name].colour for name in frame.index]
     error = style.reach(frame, metric)
-    ends = {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}
-    axes.barh(range(len(frame)), frame[metric], 0.62, color=colours, xerr=error, error_kw=ends)
+    look: dict[str, Any] = {"error_kw": {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}}
+    drawn = axes.barh(range(len(frame)), frame[metric], 0.62, color=colours, xerr=error, **look)
     beside = axes.get_yaxis_transform()
     for place, row in enumerate(frame.to_dict("records")):
-        axes.text(1.01, place, label.format_map(row), va="center", fontsize=9.5, transform=beside)
+        text, value = label.format_map(row), interval_of(row, metric)
+        if value and value.few:
+            text += f" (n = {value.prompts})"
+            drawn[place].set(fill=False, hatch="///", edgecolor=colours[place])
+        axes.text(1.01, place, text, va="center", fontsize=9.5, transform=beside)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1.03 * max(1, (frame[metric] + np.nan_to_num(error[1])).max()))
     axes.set_xlabel(axis.format(costs=summary.facts.costs))
@@ -93,22 +115,26 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
-    """Draw, for each k, which share of the steps with k draft tokens or more accepted at least k.
+    """Draw, for each k, the share of steps that accepted k draft tokens or more: of all steps, and
+    of those that drafted k or more.
 
     A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
     """
     figure = style.new_figure(3.9)
-    axes = figure.add_subplot()
+    panels = figure.subplots(1, 2, sharey=True)
     for name, mark in style.decoder_marks(list(summary.frame.index)).items():
         row: Any = summary.frame.loc[name]
-        tries, rates = row["tries_per_position"], row["acceptance_rate_per_position"]
-        if reached := sum(steps >= FEWEST_STEPS for steps in tries):
-            axes.errorbar(range(1, reached + 1), rates[:reached], label=name, **mark.points())
-    if not axes.lines:
+        if reached := sum(steps >= FEWEST_STEPS for steps in row["tries_per_position"]):
+            for axes, metric in zip(panels, POSITIONS, strict=True):
+                rates = row[metric][:reached]
+                axes.errorbar(range(1, reached + 1), rates, label=name, **mark.points())
+    if not panels[0].lines:
         return None
-    style.as_percent(axes)
-    axes.set(ylim=(0, 1.02), xlabel="position in the draft", ylabel="accepted up to here")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes, title in zip(panels, POSITIONS.values(), strict=True):
+        style.as_percent(axes)
+        axes.set(ylim=(0, 1.02), xlabel="position in the draft", title=title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel("accepted up to here")
     style.legend_above(figure)
     return figure
 
@@ -181,11 +207,14 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
 
 
 @style.styled
-def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) -> Figure | None:
+def sweep_lines(
+    setting: str, values: Sequence, members: Sequence[str], summaries: Sequence[Summary]
+) -> Figure | None:
     """Draw speedup and cost against one setting, with a mark per decoder.
 
     `values[i]` is the setting in `summaries[i]`. Numbers are drawn to scale and joined by lines;
-    other values keep their order. None with fewer than two values.
+    other values keep their order. If the setting's options, `members`, are those of some decoders,
+    a dotted line is the mean of each other decoder. None with fewer than two values.
     """
     numeric = all(isinstance(value, int | float) for value in values)
     order = np.argsort(values) if numeric else range(len(values))
@@ -195,10 +224,17 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
         return None
     places = np.array(values if numeric else range(len(values)), float)
     marks = style.decoder_marks(list(frame.index.unique("decoder")))
+    parts = [member.split(".") for member in members]
+    of_decoders = all(part[0] == "decoder" for part in parts)
+    varied = {part[1] for part in parts} if of_decoders else marks.keys()
     figure = style.new_figure(3.9)
     for axes, metric in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         for index, (name, mark) in enumerate(marks.items()):
             line = frame.xs(name, level="decoder").dropna(subset=metric)
+            if name not in varied:
+                look = mark.points(label=name, linestyle="dotted", linewidth=1)
+                axes.errorbar(places[[0, -1]], [line[metric].mean()] * 2, **look)
+                continue
             aside = 0 if numeric else 0.6 * ((index + 0.5) / len(marks) - 0.5)
             look = mark.points(label=name, yerr=style.reach(line, metric))
             look |= {} if numeric else {"linestyle": "none"}

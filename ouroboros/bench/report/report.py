@@ -37,8 +37,8 @@ PLOTS = (
     ("speedup", partial(plots.bars, metrics=plots.SPEED), "Speedup over greedy."),
     ("cost", partial(plots.bars, metrics=plots.COST), "Cost per token."),
     ("positions", plots.acceptance_by_position,
-     "Acceptance by position in the draft, over steps with drafts of at least this length. "
-     f"Positions that fewer than {plots.FEWEST_STEPS} steps reached are left out."),
+     "Acceptance by position in the draft: share of steps that accepted the token there. "
+     f"Positions that fewer than {plots.FEWEST_STEPS} steps drafted are left out."),
     ("sources", plots.source_shares, "Sources of the tokens. Numbers: % of new tokens."),
 )  # fmt: skip
 """A run's plots: (file name, function that draws a summary, caption)."""
@@ -327,7 +327,7 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
     drawings = [
         Picture(
             prefix + name,
-            text + (plots.error_bars([summary]) if name in ("speedup", "cost") else ""),
+            text + plots.conditions([summary], intervals=name in ("speedup", "cost")),
             draw(summary),
         )
         for name, draw, text in drawn
@@ -361,8 +361,10 @@ def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
     batches = _batches(name, others, runs) if len(others) < len(settings) else []
     drawn: list[Picture] = []
     if len(shown) == 1 and not (sweep and batches):
-        caption = f"Speedup and cost by {shown[0].name}." + plots.error_bars(runs)
-        drawn = [Picture(name, caption, plots.sweep_lines(*shown[0][:2], runs))]
+        of_decoders = all(member.startswith("decoder.") for member in shown[0].members)
+        caption = f"Speedup and cost by {shown[0].name}." + plots.conditions(runs)
+        caption += " Dotted: mean of a decoder without this setting." * of_decoders
+        drawn = [Picture(name, caption, plots.sweep_lines(*shown[0], runs))]
     if sweep:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
         what = "; ".join(values) if by_settings else f"{len(settings)} settings"
@@ -393,5 +395,5 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
         )
         stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
         if figure := plots.batch_lines(own):
-            drawn.append(Picture(stem, caption + plots.error_bars(own), figure))
+            drawn.append(Picture(stem, caption + plots.conditions(own), figure))
     return drawn

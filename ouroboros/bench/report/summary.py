@@ -25,6 +25,9 @@ from ouroboros.bench.report.gather import Measured
 
 COMPARED = (PLAIN, METHOD, "hf_greedy")
 """The decoders that others are compared with; metrics take their samples by these names."""
+DIFFERENT = """\
+Speedups compare all completions. Those that differ from greedy's, and the speedup over the equal \
+ones alone"""
 NO_GREEDY = """\
 The run has no greedy decoder: no speedups, no check for equal tokens, no audit. Add greedy to \
 decoder=[...] to have them."""
@@ -38,9 +41,9 @@ class Summary:
     A metric with an interval also has the columns `<name>.low`, `.high` and `.prompts`; a score is
     `score.<name>`. Unavailable values are NaN or None. `groups` has the same columns and a row per
     (group of prompts, decoder). `verdicts` is {decoder: {verdict: count}} of the audit; `problems`
-    has a line for each failure, difference from greedy and missing prediction, and for completions
-    that were cut off or timed out. `label` is the run's name in a report, `sweep` the folder of its
-    sweep, if any.
+    has a line for each failure and missing prediction, one for completions that were cut off or
+    timed out, and one on completions that differ from greedy's. `label` is the run's name in a
+    report, `sweep` the folder of its sweep, if any.
     """
 
     measured: Measured
@@ -84,6 +87,7 @@ class Summary:
             found.append(
                 f"Counts only: other jobs may have shared the device, no time is shown{predicted}."
             )
+        found += facts.fallbacks
         if known := facts.pools_of_these_prompts:
             found.append(f"The pools of {', '.join(known)} held completions of these prompts.")
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
@@ -132,14 +136,11 @@ def summarise(measured: Measured) -> Summary:
     verdicts = {name: tally(measured.audit, name) for name in good}
     draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
     given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
-    settings = run.get("config", {}).get("decoder", {}) if run["sampling"]["temperature"] else {}
-    rejecting = {n for n, own in settings.items() if own.get("verification") == "rejection"}
     known: dict[str, dict[str, Any]] = {
         name: {
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
             "audit": audit_cell(name, verdicts[name]),
-            "in_law": "in law" in verdicts[name] or name in rejecting,
         }
         for name, samples in good.items()
     }
@@ -158,7 +159,7 @@ def summarise(measured: Measured) -> Summary:
         members = {name: [s for s in own if s.group == group] for name, own in good.items()}
         part = measure(members, groups=True)
         groups |= {(group, name): row for name, row in part.items() if members[name]}
-    problems: dict[str, list[str]] = {}
+    problems, different = dict[str, list[str]](), list[str]()
     for name, samples in good.items():
         corpus_scores = run.get("corpus_scores", {}).get(name, {})
         scores = score_intervals(samples, measured.scores) | corpus_scores
@@ -172,9 +173,10 @@ def summarise(measured: Measured) -> Summary:
         if late := sum(measured.scores.get(s.key, {}).get("timed_out", 0) for s in samples):
             said = f": {late:.0f} of {len(samples)} programs timed out, so they did not pass"
             problems.setdefault(said, []).append(name)
-        if not known[name]["in_law"] and (count := rows[name]["unequal"]):
-            said = f": {count} of {len(samples)} completions differ from greedy's"
-            problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)
+        if "in law" not in verdicts[name] and (differing := rows[name]["unequal"]):
+            alone = rows[name]["equal_speedup"]
+            ratio = f", {alone.text(unit='x')}" if alone else ""
+            different.append(f"{name} {differing} of {len(samples)}{ratio}")
         for error, count in sorted(Counter(str(sample.error) for sample in failed[name]).items()):
             problems.setdefault(f": {count} failed: {error}", []).append(name)
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
@@ -192,6 +194,7 @@ def summarise(measured: Measured) -> Summary:
     if groups:
         by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
     found = [", ".join(names) + said for said, names in problems.items()]
+    found += [f"{DIFFERENT}: {'; '.join(different)}."] * bool(different)
     return Summary(measured, frame, by_group, verdicts, found)
 
 

@@ -45,14 +45,16 @@ class Table(NamedTuple):
 
 
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
-    """Return a metric in a row of `Summary.frame` as text with its interval; "-" if unavailable."""
+    """Return a metric in a row of `Summary.frame` as text with its interval (or the number of
+    prompts, if they are few); "-" if unavailable."""
     if isinstance(value := row.get(metric.name), str):
         return value
     interval = None if value is None else interval_of(row, metric.name)
     if interval is None:
         return "-"
     low, high = (end and end * metric.scale for end in (interval.low, interval.high))
-    return Interval(interval.value * metric.scale, low, high).text(metric.digits, metric.suffix)
+    shown = Interval(interval.value * metric.scale, low, high, interval.prompts)
+    return shown.text(metric.digits, metric.suffix)
 
 
 def columns(summary: Summary, table: str) -> list[Metric]:
@@ -117,7 +119,8 @@ def group_table(summary: Summary) -> list[Table]:
         return []
     groups = summary.groups.groupby(level="group", sort=False)
     parts = {str(group): part.droplevel("group") for group, part in groups}
-    rows = [{"group": name, "samples": str(p["samples"].max())} for name, p in parts.items()]
+    prompts = f"{known[0].name}.prompts"
+    rows = [{"group": name, "prompts": f"{p[prompts].max():.0f}"} for name, p in parts.items()]
     caption = f"{known[0].heading} by group of prompts"
     return [Table("groups", caption, _across(known[0], rows, parts.values()))]
 
@@ -178,7 +181,7 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
     and one with speedups by group of prompts, if there are groups.
 
     If a line is longer than `width`, intervals go below their values; if that is not enough,
-    accepted/step and TTFT are left out. The table by group has no intervals, and no columns for the
+    accepted/step and TTFT are left out. The table by group has values alone, and no columns for the
     slowest decoders if a line would be too long.
     """
 
@@ -187,12 +190,12 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
         return sum(max(map(len, text.split("\n"))) + 2 for text in texts) - 2 <= width
 
     frame = run_table(summary, "default")
-    choices = [frame, frame.replace(r" \[", "\n[", regex=True)]
+    choices = [frame, frame.replace(r" (\[|\(n =)", r"\n\1", regex=True)]
     for name in ("accepted_per_step", "ttft_ms"):
         choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
     found = [terminal_table(next(filter(fits, choices), choices[-1]))]
     for table in group_table(summary):
-        frame = table.frame.replace(r" \[.*", "", regex=True)
+        frame = table.frame.replace(r" (\[|\(n =).*", "", regex=True)
         fewer = (frame.iloc[:, :count] for count in range(frame.shape[1], 2, -1))
         found.append(terminal_table(next(filter(fits, fewer), frame.iloc[:, :3])))
     return found

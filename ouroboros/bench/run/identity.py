@@ -15,8 +15,9 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,8 @@ from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 from ouroboros.instantiate import find_class
 
+BUSY = 20
+"""Load by other programs, in percent, above which times are doubtful."""
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
 """Options that do not affect samples."""
 SAMPLED_BY = (
@@ -64,7 +67,7 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
 
     - `config`: the options that may affect samples
     - `contents`: hashes of the prompts, of files and of classes, by option
-    - `load`: current CPU and GPU load; `provenance`: time, versions, git state and machine
+    - `load`: CPU and GPU load at the start; `provenance`: time, versions, git state and machine
     """
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
     found = {"config": settings(config), "contents": contents}
@@ -248,13 +251,34 @@ def machine() -> dict:
 def host_load(seconds: float = 0.2) -> dict[str, float]:
     """Return the current load of this process's CPUs, {"cpu_percent": ...}, and of the busiest GPU,
     "gpu_percent", if there is one. Call this before starting any work."""
-    busy = psutil.cpu_percent(seconds, percpu=True)
-    mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
-    found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}
+    found = {"cpu_percent": round(_cpu_percent(seconds), 1)}
     with suppress(Exception):  # no GPU, or its driver does not report it
         gpus = range(torch.cuda.device_count())
         found["gpu_percent"] = float(max(torch.cuda.utilization(gpu) for gpu in gpus))
     return found
+
+
+@contextmanager
+def other_load(load: dict) -> Iterator[None]:
+    """Record in `load` how much of this process's CPUs other programs use meanwhile, in percent, as
+    "other_percent" (of a resumed run the maximum)."""
+    _cpu_percent()
+    began_s, own_s = time.perf_counter(), time.process_time()
+    try:
+        yield
+    finally:
+        passed_s, own_s = time.perf_counter() - began_s, time.process_time() - own_s
+        own_percent = 100 * own_s / passed_s / len(os.sched_getaffinity(0))
+        others = round(_cpu_percent() - own_percent, 1)
+        load["other_percent"] = max(others, load.get("other_percent", 0.0))
+
+
+def _cpu_percent(seconds: float | None = None) -> float:
+    """Return the load of this process's CPUs by all programs over the next `seconds`, or since the
+    last call."""
+    busy = psutil.cpu_percent(seconds, percpu=True)
+    mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
+    return sum(mine) / max(1, len(mine))
 
 
 def identity(*parts: object) -> str:

@@ -19,14 +19,14 @@ from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenize
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_whole, instantiate
-from ouroboros.models.load import model_path
+from ouroboros.models.load import SHIPPED, model_path
 
 
 @dataclass(frozen=True)
 class PairSpec:
     """The options `model.*` of a run, from which `load_pair` loads the models.
 
-    - `name`: the pair's name in titles and in the name of the results folder
+    - `name`: the pair's name in the name of the results folder
     - `target`, `draft`: hub ids, folders, GGUF files, "reference/target" or "reference/draft"
     - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
     - `engine`, `exact` (for the target only), `max_len`: as in `CachedModel`
@@ -196,6 +196,20 @@ def load_tokenizer(spec: PairSpec):
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
     check_round_trip(tokenizer, str(spec.target))
     return tokenizer
+
+
+def model_names(model: Mapping) -> str:
+    """Return the names of a run's models, from `model` in its run.json: the last parts of their ids
+    or paths. A draft that was not loaded is not named.
+
+    >>> model_names({"target": "01-ai/Yi-34B", "draft": "01-ai/Yi-6B"})
+    'Yi-34B + Yi-6B'
+    """
+    roles = model.get("engines") or ("target", "draft")
+    names = [str(model[role]) for role in roles if model.get(role)]
+    if all(name.startswith(SHIPPED) for name in names):
+        return "reference pair"
+    return " + ".join(Path(name).name for name in names)
 
 
 def cpu() -> tuple[str, frozenset[str]]:

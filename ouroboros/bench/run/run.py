@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -26,9 +26,9 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import check_files, describe, without_paths
+from ouroboros.bench.run.identity import BUSY, check_files, describe, other_load, without_paths
 from ouroboros.bench.run.loop import Bench, in_one_line
-from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer
+from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import (
     claimed_folder,
     draft_on_first,
@@ -51,7 +51,6 @@ from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by, stored_bytes
 
-BUSY = 20  # warn if the load of CPUs or a GPU is above this percentage
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
@@ -123,7 +122,8 @@ def run(
             folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)
-        say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
+        names = model_names(facts["model"])
+        say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(place)}")
 
         finished, failed = False, 0
@@ -137,7 +137,8 @@ def run(
             bar.update()
 
         try:
-            with bar:
+            # The other processes of a parallel run would count as other programs.
+            with bar, nullcontext() if config.parallel else other_load(record["load"]):
                 bench.run(folder, tick, retry_failed=config.retry_failed)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:

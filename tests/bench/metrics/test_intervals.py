@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from measured import FAST, GREEDY, sample, step
+from measured import FAST, GREEDY, THIRD, sample, step
 
 from ouroboros.bench.metrics import METRICS, intervals
 from ouroboros.bench.metrics.intervals import Interval, pooled
@@ -16,13 +16,14 @@ def speedup(baseline, samples, *amount, **options):
 
 
 def test_speedups_are_paired_ratios_of_seconds_per_token():
-    whole = speedup(GREEDY, FAST)
-    assert whole.value == pytest.approx((20 / 10) / (8 / 10))
+    greedy, fast = [*GREEDY, THIRD[0]], [*FAST, THIRD[1]]
+    whole = speedup(greedy, fast)
+    assert whole.value == pytest.approx((30 / 15) / (12 / 15))
     assert whole.low == pytest.approx(2.0) and whole.high == pytest.approx(3.0)
-    assert METRICS["latency_speedup"](FAST, greedy=GREEDY) == whole
+    assert METRICS["latency_speedup"](fast, greedy=greedy) == whole
     after = speedup(GREEDY, FAST, "decode_s", "decode_tokens")
     assert after.value == pytest.approx((16 / 8) / (4 / 8))
-    same = speedup(GREEDY, GREEDY)
+    same = speedup(greedy, greedy)
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
 
 
@@ -37,18 +38,19 @@ def test_only_prompts_and_repeats_that_both_finished_count():
     assert pooled(sample_frame([]), "calls") is None
 
 
-def test_texts_of_other_lengths_give_no_speedup():
-    """128 tokens against 13 are no speedup of 2.75; the equal pair alone is compared."""
+def test_completions_that_differ_are_compared_by_time_per_token():
+    """Greedy takes 8 s for 4 tokens and 13 s for 13, the decoder 4 s for 4 and 32 s for 128."""
     base = [*GREEDY, sample("c", "greedy", [step(0, 0)] * 13, wall_s=13.0)]
     ours = [FAST[0], sample("c", "fast", [step(7, 7)] * 16, wall_s=32.0)]
-    assert speedup(base, ours).value > 3 and speedup(base, ours, equal=True).value == 2.0
-    assert METRICS["latency_speedup"](ours, greedy=base).prompts == 1
-    assert METRICS["latency_speedup"](ours[1:], greedy=base) is None
-    assert METRICS["latency_speedup"](ours[1:], greedy=base, in_law=True).value == pytest.approx(4)
-    assert (
-        METRICS["slower_share"](ours, greedy=base) == 0
-        and METRICS["unequal"](ours, greedy=base) == 1
+    expected = (21 / 17) / (36 / 132)
+    assert METRICS["latency_speedup"](ours, greedy=base) == Interval(
+        pytest.approx(expected), prompts=2
     )
+    assert METRICS["latency_vs_ouroboros"](base, ouroboros=ours).value == pytest.approx(expected)
+    assert METRICS["equal_speedup"](ours, greedy=base) == Interval(2.0, prompts=1)
+    assert METRICS["equal_speedup"](ours[1:], greedy=base) is None
+    assert METRICS["worst_speedup"](ours, greedy=base) == 2.0
+    assert METRICS["unequal"](ours, greedy=base) == 1
 
 
 def test_slow_prompts_do_not_hide_in_the_mean():
@@ -61,8 +63,9 @@ def test_slow_prompts_do_not_hide_in_the_mean():
 
 def test_a_macro_speedup_weighs_prompts_alike():
     # Two prompts: 2 s per token against 1 s, and 2 s per token against 2/3 s.
-    macro = speedup(GREEDY, FAST, macro=True)
-    assert macro.value == pytest.approx(math.sqrt(2 * 3))
+    assert speedup(GREEDY, FAST, macro=True).value == pytest.approx(math.sqrt(2 * 3))
+    macro = speedup([*GREEDY, THIRD[0]], [*FAST, THIRD[1]], macro=True)
+    assert macro.value == pytest.approx((2 * 3 * 2.5) ** (1 / 3))
     assert (macro.low, macro.high) == pytest.approx((2, 3))
     assert speedup(GREEDY, [], macro=True) is None
     assert speedup(GREEDY, FAST[:1], macro=True) == Interval(pytest.approx(2), prompts=1)
@@ -78,6 +81,8 @@ def test_a_macro_speedup_weighs_prompts_alike():
         (Interval(1.0, 1.0, 1.0), "inconclusive", "1.00x"),
         (Interval(1.1, 1.01, 2.0, 8), "ahead", "1.10x [1.01, 2.00]"),
         (Interval(1.1, 1.01, 2.0, 7), "under 8 prompts", "1.10x [1.01, 2.00]"),
+        (Interval(1.1, 1.01, 2.0, 3), "under 8 prompts", "1.10x [1.01, 2.00]"),
+        (Interval(1.1, 1.01, 2.0, 2), "under 8 prompts", "1.10x (n = 2)"),
     ],
 )
 def test_a_word_needs_the_whole_interval_and_no_width_is_not_printed(interval, word, text):

@@ -44,6 +44,7 @@ GREEDY = [sample("a", "greedy", [step(0, 0)] * 3)]
         ("verify_share", 2.0 / 2.9),
         ("host_share", 0.4 / 2.9),
         ("acceptance_rate_per_position", [2 / 3, 1 / 3, 1 / 2, 1 / 2]),
+        ("accepted_per_position", [2 / 4, 1 / 4, 1 / 4, 1 / 4]),
         ("tries_per_position", [3, 3, 2, 2]),
         ("tokens_by_source", {"draft": 5, "target": 4}),
         ("new_tokens", 9),
@@ -177,8 +178,8 @@ def test_scores_have_intervals():
     assert score_intervals(again, passed)["pass@1"].low == pytest.approx(0.3968, abs=1e-3)
 
     # pass@1 is the mean over problems
-    samples = [sample(e, "x", [], repeat=r) for e in "ab" for r in (0, 1)]
-    passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0], strict=True)
+    samples = [sample(e, "x", [], repeat=r) for e in "abc" for r in (0, 1)]
+    passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0, 0.5, 1.0], strict=True)
     found = score_intervals(samples, {key: {"passed": value} for key, value in passed})
     assert list(found) == ["pass@1"] and found["pass@1"].value == pytest.approx(0.75)
     assert found["pass@1"].low < 0.75 < found["pass@1"].high
@@ -209,7 +210,7 @@ def test_an_entry_is_complete(metric):
     tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
     assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
     assert metric.definition.endswith(".") and metric.pooled
-    assert set(metric.needs) <= known | {"trees", "audit", "in_law"}
+    assert set(metric.needs) <= known | {"trees", "audit"}
     assert set(metric.tables.split()) <= tables | {"comparison", "groups"}
     assert set(metric.instead_of.split()) <= set(METRICS)
     assert metric.better in ("", "higher", "lower")

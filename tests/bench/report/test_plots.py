@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from measured import measured, sample, step
+from measured import FAST, GREEDY, THIRD, measured, sample, step
 
 from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.style import SOURCES, decoder_marks
@@ -19,7 +19,7 @@ PLOTS = [
 
 @pytest.fixture(scope="module")
 def summary():
-    return summarise(measured())
+    return summarise(measured([*GREEDY, *FAST, *THIRD]))
 
 
 def without_limits(summary):
@@ -32,7 +32,13 @@ def test_bars_are_in_the_order_of_the_table_and_labelled(summary):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["greedy", "fast"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.0, 2.5])
     assert axes.texts[1].get_text() == "2.50x · 1.2 tok/s"
-    assert axes.get_xlim()[1] > 3.0
+    assert axes.get_xlim()[1] > 3.0 and not any(bar.get_hatch() for bar in axes.patches)
+
+
+def test_a_bar_of_one_or_two_prompts_is_hatched_and_says_so():
+    (axes,) = plots.bars(summarise(measured([*GREEDY, FAST[0], *THIRD[:1]])), plots.SPEED).axes
+    assert [bar.get_hatch() for bar in axes.patches] == [None, "///"]
+    assert ["(n = 1)" in text.get_text() for text in axes.texts] == [False, True]
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -52,17 +58,22 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary):
 def test_acceptance_by_position(summary):
     assert plots.acceptance_by_position(summary) is None  # too few steps
     many = [sample("a", "fast", [step(2, 1)] * 12), sample("a", "greedy", [step(0, 0)] * 24)]
-    (axes,) = plots.acceptance_by_position(summarise(measured(many))).axes
-    assert axes.lines[0].get_ydata().tolist() == [1.0, 0.0]
+    many[0] = replace(many[0], steps=many[0].steps + (step(0, 0),) * 12)
+    panels = plots.acceptance_by_position(summarise(measured(many))).axes
+    assert [axes.lines[0].get_ydata().tolist() for axes in panels] == [[0.5, 0.0], [1.0, 0.0]]
 
 
 def test_a_sweep_is_drawn_to_scale_or_in_order(summary):
-    figure = plots.sweep_lines("gamma", [8, 2, 4], [summary] * 3)
+    own = ["decoder.fast.gamma"]
+    figure = plots.sweep_lines("gamma", [8, 2, 4], own, [summary] * 3)
+    greedy, fast, _ = (drawn[0] for drawn in figure.axes[0].containers)
+    assert greedy.get_linestyle() == ":" and fast.get_linestyle() == "-"
+    assert greedy.get_xdata().tolist() == [2, 8] and greedy.get_ydata().tolist() == [1, 1]
     assert figure.axes[0].get_xticks().tolist() == [2, 4, 8] and len(figure.axes) == 2
     runs = [without_limits(summary)] * 3
-    words = plots.sweep_lines("state", ["warm", None, "cold"], runs).axes[0]
+    words = plots.sweep_lines("state", ["warm", None, "cold"], ["state"], runs).axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["warm", "None", "cold"]
-    assert plots.sweep_lines("gamma", [2, 2], [summary] * 2) is None
+    assert plots.sweep_lines("gamma", [2, 2], own, [summary] * 2) is None
 
 
 def test_marks_do_not_depend_on_the_order_of_decoders():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from measured import COSTS, FAST, GREEDY, RUN, TOY, measured, sample, three_decoders, write_run
 
+from ouroboros.audit.report import Row
 from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.report import plots
 from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.report import make_report, render, run_section
 from ouroboros.bench.report.summary import audit_cell, interval_of, summarise
@@ -25,9 +27,8 @@ def test_a_row_per_decoder_and_a_column_per_metric():
     assert list(frame.index) == ["greedy", "fast", "hf_greedy"]
     assert {column for one in METRICS.values() for column in one.columns} == set(frame.columns)
     row = frame.loc["fast"]
-    assert row["latency_speedup"] == pytest.approx(2.5)
-    assert row["latency_speedup.low"] == pytest.approx(2.0)
-    assert interval_of(row, "latency_speedup").high == pytest.approx(3.0)
+    found = interval_of(row, "latency_speedup")
+    assert found.value == pytest.approx(2.5) and found.few and found.low is found.high is None
     assert interval_of(row, "cost_per_token") is None and np.isnan(row["cost_per_token"])
 
 
@@ -40,9 +41,8 @@ def test_a_folders_own_report(tmp_path):
     assert written == json.loads(json.dumps(summary.to_dict()))
     assert (tmp_path / "speedup.png").stat().st_size > 5000
     row = written["decoders"]["fast"]
-    assert row["latency_speedup"] == pytest.approx(
-        {"value": 2.5, "low": 2.0, "high": 3.0, "prompts": 2}
-    )
+    two = {"value": pytest.approx(2.5), "low": None, "high": None, "prompts": 2}
+    assert row["latency_speedup"] == row["equal_speedup"] == two
     assert row["tokens_per_target_call"] == pytest.approx(2.5)
     assert row["score.pass@1"]["value"] == 1.0 and row["score.pass@1"]["low"] > 0.3
     assert row["latency_speedup_vs_hf"] is None and row["groups"] == {}
@@ -77,7 +77,7 @@ def test_the_title_counts_what_was_measured():
     short = summarise(measured([GREEDY[0], FAST[0], bad]))
     assert "toy, 1 of 2 prompts" in short.facts.title and short.facts.incomplete
     assert short.frame.loc["fast", "samples"] == short.frame.loc["fast", "failed"] == 1
-    assert interval_of(short.frame.loc["fast"], "latency_speedup").text() == "2.00"
+    assert interval_of(short.frame.loc["fast"], "latency_speedup").text() == "2.00 (n = 1)"
     worse = replace(bad, example="a", error="OSError: y")
     notes = summarise(measured([*GREEDY, worse, bad])).notes
     assert {"fast: 1 failed: OSError: y", "fast: 1 failed: ValueError: x"} <= set(notes)
@@ -110,12 +110,16 @@ def test_the_title_counts_what_was_measured():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"name": "hf", "target": "a/big", "draft": "c/d"}, "big + d pair"),
-        ({"name": "hf", "target": "a/big"}, "big pair"),
+        ({"name": "hf", "target": "a/big", "draft": "c/d"}, " big + d · "),
+        ({"name": "hf", "target": "a/big"}, " big · "),
+        (
+            {"target": "a/big", "draft": "d", "engines": {"target": {"engine": "eager"}}},
+            " big · ",
+        ),
         ({"name": "reference", "target": "reference/target"}, "reference pair"),
         (
             {"name": "reference", "target": "reference/target", "draft": "c/d"},
-            "target + d pair",
+            "target + d",
         ),
         ({"quantised": {"draft": "quanto int8"}}, "float32, draft quanto int8"),
         ({"engines": {"target": {"engine": "static"}}}, "float32, static engine"),
@@ -200,7 +204,7 @@ def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
 
 
 def test_a_folders_own_costs_are_used(tmp_path):
-    one = three_decoders(timing=False, samples_wanted=8)
+    one = three_decoders(timing=False, samples_wanted=12)
     folder = write_run(tmp_path, one.run, one.samples)
     assert make_report(folder).facts.costs is None and not (tmp_path / "speedup.png").exists()
     assert (tmp_path / "calls.png").exists()
@@ -234,14 +238,47 @@ def test_corpus_scores_stand_with_the_others():
     assert frame.loc["fast", "score.bleu"] == 23.5 and np.isnan(frame.loc["greedy", "score.bleu"])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_rejection_sampling_compares_all_completions_also_without_an_audit(temperature):
-    other = [replace(one, new_tokens=tuple(t + 1 for t in one.new_tokens)) for one in FAST]
-    decoders = {"fast": {"verification": "rejection"}}
-    run = measured(
-        [*GREEDY, *other], config={"decoder": decoders}, sampling={"temperature": temperature}
-    )
-    assert np.isnan(summarise(run).frame.loc["fast", "slower_share"]) == (not temperature)
+def test_completions_that_differ_are_compared_and_named():
+    other = [replace(FAST[0], new_tokens=(9, 9, 9, 9)), FAST[1]]
+    one = measured([*GREEDY, *other])
+    (note,) = [note for note in summarise(one).notes if "all completions" in note]
+    assert note.endswith("the equal ones alone: fast 1 of 2, 3.00x (n = 1).")
+    assert summarise(one).frame.loc["fast", "latency_speedup"] == pytest.approx(2.5)
+    assert not any("all completions" in note for note in summarise(measured()).notes)
+    findings = {"greedy": {"verdict": "reference"}, "fast": {"verdict": "in law"}}
+    law = replace(one, audit=[Row(prompt, 0, findings) for prompt in "ab"])
+    assert not any("all completions" in note for note in summarise(law).notes)
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"cpu_percent": 0.0, "other_percent": 45.4}, "machine was busy (45 % by other programs)"),
+        ({"cpu_percent": 90.0, "other_percent": 3.0}, ""),
+        ({"cpu_percent": 90.0}, "machine was busy (90 % by other programs)"),
+        ({"cpu_percent": 0.0, "gpu_percent": 60.0}, "machine was busy (60 % by other programs)"),
+        ({}, ""),
+    ],
+)
+def test_a_busy_machine_is_told_wherever_its_times_are(load, words):
+    summary = summarise(measured(load=load))
+    assert summary.facts.busy == words and words in summary.facts.title
+    assert words in plots.conditions([summary])
+    assert not measured(load=load, timing=False).facts.busy
+
+
+def test_a_slower_engine_is_named_with_its_reason():
+    engines = {"target": {"engine": "eager", "fallback": "why"}, "draft": {"engine": "fused"}}
+    notes = summarise(measured(model={**RUN["model"], "engines": engines})).notes
+    assert "The target's engine is eager: why." in notes and not any("draft's" in n for n in notes)
+
+
+def test_captions_name_models_and_prompts():
+    model = {**RUN["model"], "standin": None, "target": "a/big"}
+    summary = summarise(measured(model=model))
+    assert plots.conditions([summary]) == " Models: big; 2 prompts."
+    other = replace(summary, measured=measured(FAST[:1], model={**model, "target": "a/small"}))
+    assert plots.conditions([summary, other]) == " Models: big or small; 1 or 2 prompts."
 
 
 def test_a_score_may_have_a_point_in_its_name():
@@ -265,10 +302,11 @@ def test_groups_have_their_own_speedups():
     assert set(summary.to_dict()["decoders"]["fast"]["groups"]) == set(groups)
     assert summarise(measured()).groups.empty
     table = {table.name: table.frame for table in run_tables(summary)}["groups"]
-    assert table.set_index("group")["fast"].to_dict() == {"math": "2.00x", "code": "3.00x"}
-    assert list(table["samples"]) == ["1", "1"]
+    ratios = {"math": "2.00x (n = 1)", "code": "3.00x (n = 1)"}
+    assert table.set_index("group")["fast"].to_dict() == ratios
+    assert list(table["prompts"]) == ["1", "1"]
     _, shown = terminal_tables(summary)
-    assert [column.header for column in shown.columns] == ["group", "samples", "greedy", "fast"]
+    assert [column.header for column in shown.columns] == ["group", "prompts", "greedy", "fast"]
     assert list(shown.columns[-1].cells) == ["2.00x", "3.00x"]
 
 
