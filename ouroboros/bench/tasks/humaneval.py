@@ -45,7 +45,7 @@ class HumanEval(CodeTask):
         """Return the problems in the package's (or the file's) order."""
         examples = []
         for row in read_problems().values() if self.file is None else self.rows():
-            shortened = self.template in ("plain", "chat")
-            text = row["prompt"].rstrip() if shortened else row["prompt"]
+            text = row["prompt"].rstrip() if self.template == "plain" else row["prompt"]
+            text = text.strip() if self.prompt.chat else text
             examples.append(self.prompt.example(row["task_id"], {"problem": text}, row))
         return examples
