@@ -51,7 +51,8 @@ def decode_with(
     loaded in the model's dtype, on its device. `pop_settings` returns the `settings`."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
-        draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
+        how: dict = {"dtype": model.dtype, "device": device, "draft_head": "auto"}
+        draft = CachedModel.from_pretrained(path, **how)
         draft.prefill_limit = settings.pop("draft_context", DRAFT_CONTEXT)
     return CustomGenerate(draft=draft, decoder=decoder, **settings)
 
