@@ -1,4 +1,4 @@
-"""Check that two tokenizers are compatible.
+"""Check that two tokenizers are compatible, and find the ids that end a text.
 
 The vocabularies may differ in size (such as 32000 and 32016). Ids in both must stand for the same
 token; ids that only the draft has are never proposed.
@@ -20,6 +20,14 @@ def fingerprint(tokenizer) -> str:
     """Return a short hash of a tokenizer's vocabulary."""
     pieces = sorted((index, piece) for piece, index in tokenizer.get_vocab().items())
     return hashlib.sha256(repr(pieces).encode()).hexdigest()[:16]
+
+
+def eos_ids(model: CachedModel) -> frozenset[int]:
+    """Return the model's end-of-sequence ids, from the generation config or else the tokenizer."""
+    config = getattr(model.model, "generation_config", None)
+    found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
+    ids = next((ids for ids in found if ids is not None), ())
+    return frozenset([ids] if isinstance(ids, int) else ids)
 
 
 def check_pair(target: CachedModel, draft: CachedModel) -> None:

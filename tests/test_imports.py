@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     *("instantiate", "jit", "noise", "tree", "trace", "select"),
-    *("engine", "vocab", "calls", "decode", "processors", "standin", "costs"),
+    *("engine", "vocab", "calls", "decode", "processors", "models", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
     *("generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),

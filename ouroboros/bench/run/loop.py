@@ -39,6 +39,7 @@ from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, StepRecord, cut
+from ouroboros.vocab import eos_ids
 
 WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32
@@ -402,14 +403,6 @@ class Meter:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started
         return wall_s, sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None
-
-
-def eos_ids(model: CachedModel) -> frozenset[int]:
-    """Return the model's end-of-sequence ids, from the generation config or else the tokenizer."""
-    config = getattr(model.model, "generation_config", None)
-    found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
-    ids = next((ids for ids in found if ids is not None), ())
-    return frozenset([ids] if isinstance(ids, int) else ids)
 
 
 class StopStrings:

@@ -1,0 +1,1 @@
+"""Models made from other models: `distill` makes a draft from a target."""
