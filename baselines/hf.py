@@ -168,7 +168,7 @@ class HFGenerate:
         if any(stops) or len(set(rooms)) > 1:
             options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stops, rooms, width)])
         if self.draft is not None:
-            options["assistant_model"] = self.draft.model
+            options["assistant_model"] = self.draft.untrimmed
         config = GenerationConfig(
             max_new_tokens=max(rooms),
             do_sample=False,
@@ -186,7 +186,7 @@ class HFGenerate:
             set_config(target.model, GenerationConfig())
             calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
-                assistant = self.draft.model
+                assistant = self.draft.untrimmed
                 LOG.addFilter(not_own_deprecation)
                 stack.callback(LOG.removeFilter, not_own_deprecation)
                 settings = GenerationConfig.from_dict(assistant.generation_config.to_dict())

@@ -25,7 +25,7 @@ from ouroboros.drafters.guard import LONG_READ
 from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
+from ouroboros.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
 from ouroboros.tree import TokenTree
 
 
@@ -60,7 +60,7 @@ class Rejection(TokenSelector):
 
     def distributions(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the warped probabilities of each row of logits, in float64 on the CPU."""
-        return self.sampler.warped(logits).double().softmax(-1).cpu()
+        return self.sampler.warped(all_ids(logits)).double().softmax(-1).cpu()
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return the accepted or sampled token after each node of the accepted path, and -1 after

@@ -293,6 +293,11 @@ def begin(
             f"the target's prefill_limit is {target.prefill_limit}; set it to None: a target reads "
             "its whole prompt, a draft may read the end alone"
         )
+    if target.head is not None:
+        raise ValueError(
+            "the target's head is trimmed: give draft_head to the draft only, as a target must "
+            "score all ids"
+        )
     check_drafter(drafter)
     capabilities = DrafterCapabilities.of(drafter)
     rule = capabilities.rule(choose)

@@ -14,7 +14,14 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
-from ouroboros.select import Ranked, Sampler, TokenSelector, combined_temperature, widened
+from ouroboros.select import (
+    Ranked,
+    Sampler,
+    TokenSelector,
+    all_ids,
+    combined_temperature,
+    widened,
+)
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
@@ -88,6 +95,7 @@ class Processed(TokenSelector):
     ) -> torch.Tensor:
         """Return the processed logits of each logit node, [nodes, vocab], in float32 as in
         transformers (float64 stays float64)."""
+        logits = all_ids(logits)
         rows, width = widened(logits), logits.shape[-1]
         if width < self.vocab:
             lowest = torch.finfo(rows.dtype).min

@@ -31,6 +31,42 @@ from ouroboros.tree import TokenTree
 NO_CHOICE = -1  # the token returned if there is no distribution to sample from
 
 
+class Head(NamedTuple):
+    """The ids that a trimmed output head scores (see `ouroboros.engine.head`).
+
+    Logits of such a head have it as their attribute `head`: column j has the logit of id `ids[j]`.
+    `ids` is ascending, followed by `NO_CHOICE`, at index -1 as well. `reach` is the largest id + 1.
+    """
+
+    ids: torch.Tensor
+    reach: int
+
+    @classmethod
+    def of(cls, logits: torch.Tensor) -> Head | None:
+        """Return the trimmed head of logits; None if their columns are the ids 0, 1, 2, ..."""
+        return getattr(logits, "head", None)
+
+    def below(self, width: int) -> Head:
+        """Return the head without ids of `width` and more."""
+        kept = self.ids[self.ids < width]  # `NO_CHOICE` stays
+        return Head(kept, min(self.reach, width))
+
+
+def token_ids(columns: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return the ids of columns of the logits; `NO_CHOICE` stays."""
+    head = Head.of(logits)
+    return columns if head is None else head.ids[columns]
+
+
+def all_ids(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits whose columns are the ids 0, 1, 2, ...: -inf for ids that a trimmed head
+    lacks."""
+    if (head := Head.of(logits)) is None:
+        return logits
+    rows = logits.new_full((len(logits), head.reach), -torch.inf)
+    return rows.index_copy_(1, head.ids[:-1], logits)
+
+
 class TokenSelector(Protocol):
     """Chooses the next token after each node whose logits were computed (`tree.logit_nodes`)."""
 
@@ -44,7 +80,8 @@ class TokenSelector(Protocol):
     """Seed of the shared Gumbel noise (`gumbel`); None without shared noise."""
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        """Return one token id per row of `logits`, [len(tree.logit_nodes), vocab]."""
+        """Return one token id per row of `logits`, [len(tree.logit_nodes), vocab], or with fewer
+        columns if a draft's head is trimmed (`Head`)."""
         ...
 
     def ranked(
@@ -122,7 +159,8 @@ class LogitSelector(TokenSelector):
             return torch.where(highest.isfinite(), ids, NO_CHOICE)
 
         noise = self._noise(logits, tokens, tree)
-        return _on_device(("best", self._key), best, logits, *noise).tolist()
+        chosen = _on_device(("best", self._key), best, logits, *noise)
+        return token_ids(chosen, logits).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
@@ -133,6 +171,8 @@ class LogitSelector(TokenSelector):
 
         noise = self._noise(logits, tokens, tree)
         ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
+        if Head.of(logits) is not None:
+            ranks = torch.cat([token_ids(ranks[:, :1].long(), logits), ranks[:, 1:]], dim=1)
         table = ranks.cpu().numpy()  # the only device-to-host copy
         if (lacking := count - table.shape[-1]) > 0:
             none = np.tile([[-1.0], [-np.inf], [0.0]], (len(table), 1, lacking))
@@ -258,8 +298,11 @@ class Sampler(LogitSelector):
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> tuple[torch.Tensor, ...]:
         base, depths = len(tokens), tree.depths()
-        vocab, device = logits.shape[-1], logits.device
+        head, device = Head.of(logits), logits.device
+        vocab = logits.shape[-1] if head is None else head.reach
         rows = [self.noise(base + int(depths[node]), vocab, device) for node in tree.logit_nodes]
+        if head is not None:
+            rows = [row[head.ids[:-1]] for row in rows]
         return (torch.stack(rows),)
 
 

@@ -1,4 +1,4 @@
-"""Encode prompts, and check that two tokenizers are compatible.
+"""Encode prompts, find the ids that end a text, and check that two tokenizers are compatible.
 
 The vocabularies may differ in size (such as 32000 and 32016). Ids in both must stand for the same
 token, except for added ones: models of a family often rename special tokens. Ids that only the
@@ -11,11 +11,14 @@ import hashlib
 from functools import lru_cache
 
 import torch
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from ouroboros.engine.model import CachedModel
 
 PADDING = 1024  # models with the same tokenizer differ by at most this many ids
+ANSWER = "Fine"
+"""A short answer, to find the token that a chat template puts after answers."""
 
 
 def fingerprint(tokenizer) -> str:
@@ -37,6 +40,32 @@ def encode(tokenizer, text: str) -> list[int]:
         if ids[before : before + len(bare)] == bare:
             return bare if bare[:before] == ids[:before] else ids[:before] + bare
     return ids
+
+
+def end_of_turn(tokenizer) -> frozenset[int]:
+    """Return the id of the special token that the chat template puts after an answer, such as
+    <|im_end|>; no id without a template or such a token."""
+    if not getattr(tokenizer, "chat_template", None):
+        return frozenset()
+    turns = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except (TemplateError, ValueError):  # a template that takes other messages
+        return frozenset()
+    _, answer, after = text.rpartition(ANSWER)
+    ids = tokenizer(after.lstrip(), add_special_tokens=False).input_ids[:1] if answer else ()
+    return frozenset(ids) & tokenizer.added_tokens_decoder.keys()
+
+
+def eos_ids(model: CachedModel) -> frozenset[int]:
+    """Return the ids that end a completion: those of the generation config, of the tokenizer, and
+    the one that its chat template puts after an answer. They often differ: a tokenizer may end
+    with <|im_end|>, its model's generation config with </s>."""
+    found = end_of_turn(model.tokenizer)
+    for source in (getattr(model.model, "generation_config", None), model.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(token for token in found if token < model.vocab_size)
 
 
 def check_pair(target: CachedModel, draft: CachedModel) -> None:

@@ -28,7 +28,6 @@ from scipy.special import expit
 
 from ouroboros.bench.metrics.trees import calibration
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
@@ -41,6 +40,7 @@ from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
+from ouroboros.vocab import eos_ids
 
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""

@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     *("instantiate", "jit", "noise", "detokenizer", "tree", "trace", "select"),
-    *("engine", "vocab", "calls", "decode", "processors", "standin", "costs"),
+    *("engine", "vocab", "calls", "decode", "processors", "models", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
-    *("models", "generate", "testing"),
+    *("generate", "testing"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
     *("bench.replay", "bench.report", "tuning", "cli", "__main__"),
 )

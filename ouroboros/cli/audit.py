@@ -19,10 +19,10 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import rebuild, score, short_path
 from ouroboros.cli.common import composed
+from ouroboros.vocab import eos_ids
 
 
 def audit(options: argparse.Namespace) -> tuple[int, dict]:

@@ -48,10 +48,12 @@ def check(name: str, options: Any) -> None:
             if path := config["model"][role]:
                 check_folder(path)
         task = config.get("task") or {}
+        if name == "distill":
+            task = {"_target_": "ouroboros.", "path": config["prompts"]}
         ours, path = str(task.get("_target_")).startswith("ouroboros."), task.get("path")
         if ours and isinstance(path, str) and path not in ("", BUNDLED):
             os.stat(found_path(path))
-        check_costs(config["costs"])
+        check_costs(config.get("costs"))
         if (recording := config.get("recording")) and not Path(recording).exists():
             reason = "there is no such file or folder"
             raise ValueError(f"cannot read the recording {recording}: {reason}")

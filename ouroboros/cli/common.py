@@ -135,7 +135,7 @@ def one_line(error: BaseException) -> str:
     """Return an error as one line, without Hydra's list of search paths; for an unknown option or
     config, add the closest match and the known names."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: rerun bench, profile or tune with the same folder to resume"
+        return "interrupted: rerun bench, profile, tune or distill with the same folder to resume"
     text = " ".join((str(error).strip() or type(error).__name__).split())
     if isinstance(error, ModuleNotFoundError):
         package, remedy = str(error.name).split(".")[0], "pip install 'ouroboros-decoding[bench]'"

@@ -30,8 +30,9 @@ COMMANDS = {
     "profile": "time calls of both models, and the phases of each step",
     "replay": "run drafters on recorded text, without the target",
     "tune": "search every decoder's best settings, with the same effort for each",
+    "distill": "make a draft for a model, from the model itself",
 }
-HYDRA = {"bench": "config", "profile": "profiling", "replay": "replay"}
+HYDRA = {"bench": "config", "profile": "profiling", "replay": "replay", "distill": "distill"}
 """Commands with Hydra's syntax, and their configs. Their functions take the config as a dict."""
 PRINTED = "printed by the job of a sweep"
 SOME_FAILED = 3

@@ -25,6 +25,7 @@ from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.exact_static import NAME as EXACT_NAME
 from ouroboros.engine.exact_static import ExactStatic, make_exact_static
 from ouroboros.engine.fused import Fused, fuse, hooks_of
+from ouroboros.engine.head import DraftHead, listed_ids, trim_head
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
@@ -34,7 +35,7 @@ from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.static import attention_of, model_state, shape_of
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
-from ouroboros.select import TokenSelector
+from ouroboros.select import TokenSelector, token_ids
 from ouroboros.tree import ROOT, TokenTree
 
 
@@ -78,7 +79,9 @@ class CachedModel(TreeModel):
 
     With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call.
     `max_len` limits the number of positions (None: the model's limit). A draft model reads at most
-    the last `prefill_limit` tokens of a new prompt (None: all).
+    the last `prefill_limit` tokens of a new prompt (None: all). With `draft_head`, a draft model
+    scores only these ids, or this many (see `ouroboros.engine.head`), which `head` then lists;
+    `model` is a copy with the trimmed head, and `untrimmed` the given model.
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or with `exact` if
     its calls cannot be exact.
@@ -92,11 +95,16 @@ class CachedModel(TreeModel):
         max_len: int | None = None,
         engine: EngineName = "auto",
         exact: bool = False,
+        draft_head: int | Sequence[int] | None = None,
     ) -> None:
         if max_len is not None and max_len < 1:
             raise ValueError(f"max_len is {max_len}; choose at least 1, or None")
-        self.model = model.eval()
+        self.model = model = model.eval()
         self.tokenizer = tokenizer
+        self._whole: PreTrainedModel | None = None
+        if draft_head is not None:
+            self._whole = model
+            self.model, self.head = model, _ = trim_head(model, draft_head, tokenizer)
         self.attention_reason = use_packed_attention(model)
         info = check_tree_support(model)
         self.max_len = min(max_len or info.max_len, info.max_len)
@@ -125,6 +133,11 @@ class CachedModel(TreeModel):
         raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
 
     @property
+    def untrimmed(self) -> PreTrainedModel:
+        """The transformers model with its whole head."""
+        return self._whole or self.model
+
+    @property
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""
         fused = isinstance(self.engine, Fused) and not self.engine.stale
@@ -148,17 +161,20 @@ class CachedModel(TreeModel):
         max_len: int | None = None,
         engine: EngineName = "auto",
         exact: bool = False,
+        draft_head: DraftHead = None,
         **options,
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
         quantization_config="int8" (see `quantise`). For `max_len`, `engine` and `exact`, see the
-        class.
+        class. A number `draft_head` takes the first ids of the model's head_ids.json, if it has
+        this file; "auto" takes all ids of the file, without it the whole head.
 
         A model that transformers quantises is loaded directly to `device`, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
         check_folder(name_or_path)
+        head: dict = {"draft_head": listed_ids(name_or_path, draft_head, options)}
         own = isinstance(options.get("quantization_config"), str)
         quantization = options.pop("quantization_config") if own else None
         if options.get("quantization_config") is not None and device is not None:
@@ -175,7 +191,8 @@ class CachedModel(TreeModel):
             model.to(device)  # type: ignore[arg-type]
         if quantization:
             model = quantise(model, quantization)  # type: ignore[assignment]
-        wrapped = cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine, exact=exact)
+        how: dict = {"max_len": max_len, "engine": engine, "exact": exact, **head}
+        wrapped = cls(model, tokenizer=tokenizer, **how)
         if not exact:
             wrapped.prepack()
         return wrapped
@@ -272,7 +289,8 @@ class CachedModel(TreeModel):
     ) -> torch.Tensor:
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
         write the tree to the cache. `width` is the vocabulary size; for a draft model, at most the
-        target's. Logits of `masked` ids are -inf.
+        target's. Logits of `masked` ids are -inf. A trimmed head has fewer columns, whose ids are
+        in the attribute `head` of the logits (`select.Head`).
 
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
         vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the
@@ -339,10 +357,18 @@ class CachedModel(TreeModel):
         return [self._columns(rows) for rows in logits]
 
     def _columns(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the ids that may be chosen. Masks in place, where a captured token
-        selection reads them."""
-        rows = logits[:, : self.width]
-        return rows if self.masked is None else rows.index_fill_(1, self.masked, -torch.inf)
+        """Return an engine's logits without ids of `width` and more, labelled with their `head`.
+        Masks ids in place, where a captured token selection reads them."""
+        if (head := self.head) is None:
+            rows = logits[:, : self.width]
+            return rows if self.masked is None else rows.index_fill_(1, self.masked, -torch.inf)
+        if self.width < head.reach:
+            head = head.below(self.width)
+        rows = logits[:, : len(head.ids) - 1]
+        if self.masked is not None:
+            rows.masked_fill_(torch.isin(head.ids[:-1], self.masked), -torch.inf)
+        rows.head = head  # type: ignore[attr-defined]
+        return rows
 
     def why_not_together(self) -> str | None:
         """Return why this model cannot score several sequences in one call; None if it can.
@@ -450,11 +476,12 @@ class CachedModel(TreeModel):
         logits = self._score_alone(sequence, tokens, TokenTree.chain(tokens[-1], ()))
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])
-        drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
+        drawn = [token_ids(choose.scores(logits, tokens, ROOT).argmax(-1), logits)]
         for at in range(len(tokens), len(tokens) + count - 1):
             logits = self._columns(self.engine.follow(at - sequence.start, drawn[-1]))
             self.cache.set_length(at - sequence.start + 1)
-            drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
+            scores = choose.scores(logits, range(at + 1), ROOT)
+            drawn.append(token_ids(scores.argmax(-1), logits))
         handed_over = time.perf_counter()
         new = torch.cat(drawn).tolist()
         sequence.tokens += new[:-1]
@@ -483,10 +510,11 @@ class CachedModel(TreeModel):
         - "exact": whether a token's logits are bitwise identical in every call
         - "captured", "compiled": whether calls are captured and decoder layers compiled
         - "attention": the name of the attention implementation
+        - "head": the number of ids of a trimmed head
         - "fallback": why calls are not captured with compiled layers and our attention kernel on a
           GPU, or not run by kernels on a CPU; None if they are
         """
-        attention = attention_of(self.model)
+        attention, head = attention_of(self.model), self.head
         captured = getattr(self.engine, "graphs", False)
         captured = captured and not getattr(self.engine, "hooked", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
@@ -502,6 +530,7 @@ class CachedModel(TreeModel):
             "captured": captured,
             "compiled": compiled,
             "attention": attention,
+            **({} if head is None else {"head": len(head.ids) - 1}),
             "fallback": "; ".join(filter(None, reasons)) or None,
         }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ouroboros.engine.cache import SlotCache
-from ouroboros.select import TokenSelector
+from ouroboros.select import Head, TokenSelector
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
@@ -137,6 +137,8 @@ class TreeModel(Protocol):
     prefill_limit: int | None = None
     """Maximum number of uncached tokens that a draft model feeds at once; it skips earlier ones.
     None: no limit, as for every target."""
+    head: Head | None = None
+    """The ids that a draft model with a trimmed head scores; None: all, as for every target."""
 
     def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
         """Return how many positions of the model's context are left after `tokens`."""

@@ -21,11 +21,12 @@ from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import replay, replay_decoder
 from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import identity, sources_hash
-from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.loop import Bench
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import wants_costs
 from ouroboros.tuning.search import SPACES, random_settings, search
+from ouroboros.vocab import eos_ids
 
 FINALISTS = 3
 SEARCHES = "searches.jsonl"

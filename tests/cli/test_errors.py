@@ -164,7 +164,7 @@ def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
     argv = COMMANDS.get(name, lambda: ["x"])()
     for error, code, says in (
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
-        (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile or tune with the"),
+        (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
     ):
 
         def broken(*args, error=error, **options):

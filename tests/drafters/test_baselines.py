@@ -204,6 +204,51 @@ def test_a_draft_of_shorter_context_stops_drafting_but_not_decoding(models):
         assert trace.tokens == models.truth["argmax"][2]
 
 
+HEAD = [12, 1, 4, 9, 3, 6, 10]
+WITH_DRAFT = [
+    name for name in DECODERS if name.startswith(("spec", "suffix hybrid", "paper", "our"))
+]
+TRIMMED = ("speculative", "speculative unsure", "suffix hybrid", "paper", "ouroboros eager")
+
+
+@pytest.mark.parametrize("decoder", mostly_slow(WITH_DRAFT, quick=TRIMMED))
+def test_a_draft_with_a_trimmed_head_changes_no_text(models, decoder):
+    """About half of the target's tokens are outside of its head, alone and in a batch of two."""
+    draft = CachedModel(copy.deepcopy(models.draft_plain), draft_head=HEAD)
+    drafter = DECODERS[decoder](draft)
+    for name, choose in CHOICES.items():
+        truths = models.truth[name]
+        assert 0.3 < sum(token in HEAD for text in truths for token in text) / 260 < 0.7
+        for prompt, truth in zip(models.prompts, truths, strict=True):
+            trace = decode(models.target, drafter, prompt, max_new=99, choose=choose)
+            assert trace.tokens == truth
+        own = [drafter, DECODERS[decoder](draft)]
+        rows = [
+            begin(models.target, *pair, max_new=99, choose=choose)
+            for pair in zip(own, models.prompts, strict=False)
+        ]
+        assert list(together(rows, 2)) and [row.trace.tokens for row in rows] == truths[:2]
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=3, temperature=1.2)])
+def test_a_trimmed_twin_is_wrong_only_where_its_head_lacks_the_token(models, choose):
+    """By any way of drafting, so each knows the ids of its columns, and their noise."""
+    twin = CachedModel(copy.deepcopy(models.plain), draft_head=HEAD)
+    for drafter in (
+        Speculative(twin, gamma=4),
+        Speculative(twin, gamma=4, confidence=1e-9),
+        Ouroboros(twin, costs=EAGER, children=1, guard=False),
+    ):
+        recorded = StepLog(drafter)
+        trace = decode(models.target, recorded, prompt_of(9), max_new=40, choose=choose)
+        assert sum(step.accepted for step in trace.steps) > 5
+        for _, _, tree, chosen, path in recorded.steps:
+            drafted = [node for node, name in enumerate(tree.source) if name == "draft"]
+            assert {tree.tokens[node] for node in drafted} <= set(HEAD)
+            wrong = path[-1] in {tree.parents[node] for node in drafted}
+            assert not wrong or chosen[path[-1]] not in HEAD
+
+
 SHORT = list(product(("speculative", "paper", "ouroboros eager", "suffix hybrid"), (1, 7)))
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from ouroboros.baselines import Speculative
 from ouroboros.baselines.speculative import Rejection
 from scipy.stats import chisquare
@@ -14,7 +15,7 @@ from tiny import TableModel, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, argmax
+from ouroboros.select import NO_CHOICE, Head, Sampler, argmax
 
 IDS, LENGTH, RUNS = 4, 3, 3000
 SETTINGS = [
@@ -24,6 +25,15 @@ SETTINGS = [
         for more in ({"temperature": 0.7}, {"temperature": 1.4, "top_p": 0.8}, {"top_k": 2})
     ),
 ]
+
+
+class Trimmed(TableModel):
+    """A model whose head has the ids `ids` alone."""
+
+    def score(self, sequence, tokens, tree):
+        logits = super().score(sequence, tokens, tree)[:, self.ids]
+        logits.head = Head(torch.tensor([*self.ids, NO_CHOICE]), self.ids[-1] + 1)
+        return logits
 
 
 def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict[tuple, float]:
@@ -44,17 +54,26 @@ def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict
 @pytest.mark.parametrize(
     ("candidates", "confidence", "width", "max_len"),
     mostly_slow(
-        [(1, 0.0, IDS, 64), (3, 0.0, IDS, 64), (2, 0.4, IDS - 1, 64), (2, 0.0, IDS, 3)],
+        [
+            *[(1, 0.0, IDS, 64), (3, 0.0, IDS, 64), (2, 0.4, IDS - 1, 64), (2, 0.0, IDS, 3)],
+            (2, 0.0, [1, 3], 64),
+        ],
         quick=[(2, 0.4, IDS - 1, 64)],
     ),
-    ids=["one", "three", "unsure and narrow", "context ends"],
+    ids=["one", "three", "unsure and narrow", "context ends", "trimmed head"],
 )
 def test_over_seeds_the_law_of_whole_texts_is_the_targets(
     settings, candidates, confidence, width, max_len
 ):
-    """With drafts that end early, a draft of fewer ids, and drafts cut where the context ends."""
+    """With drafts that end early, a draft of fewer ids, drafts cut where the context ends, and a
+    draft whose head has some ids alone (`width` lists them)."""
     target, draft = TableModel(IDS, seed=1), TableModel(IDS, seed=2)
-    draft.width, target.max_len = width, max_len + 1
+    target.max_len = max_len + 1
+    if isinstance(width, list):
+        draft = Trimmed(IDS, seed=2)
+        draft.ids = width
+    else:
+        draft.width = width
     drafter = Speculative(
         draft, gamma=3, verification="rejection", candidates=candidates, confidence=confidence
     )

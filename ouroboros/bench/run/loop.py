@@ -29,7 +29,7 @@ from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PROMPTS, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
-from ouroboros.bench.run.prompts import Answers, PromptBuilder, check_ids, end_of_turn
+from ouroboros.bench.run.prompts import Answers, PromptBuilder, check_ids
 from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
@@ -40,6 +40,7 @@ from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, StepRecord, cut
+from ouroboros.vocab import eos_ids
 
 WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32
@@ -415,17 +416,6 @@ class Meter:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started
         return wall_s, sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None
-
-
-def eos_ids(model: CachedModel) -> frozenset[int]:
-    """Return the ids that end a completion: those of the generation config, of the tokenizer, and
-    the one that its chat template puts after an answer. They often differ: a tokenizer may end
-    with <|im_end|>, its model's generation config with </s>."""
-    found = end_of_turn(model.tokenizer)
-    for source in (getattr(model.model, "generation_config", None), model.tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return frozenset(token for token in found if token < model.vocab_size)
 
 
 def in_one_line(error: Exception) -> str:

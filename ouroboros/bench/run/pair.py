@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
 from ouroboros.engine.cpu_intrinsics import can_multiply
+from ouroboros.engine.head import listed_ids
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
@@ -35,6 +36,8 @@ class PairSpec:
     - `options` (both models), `target_options`, `draft_options`: arguments of `from_pretrained`;
       values with a `_target_` are instantiated
     - `draft_context`: the draft reads only this many tokens at the end of a prompt (None: all)
+    - `draft_head`: the draft scores only this many ids ("auto": those of its head_ids.json, if
+      there is one; None: all), see `CachedModel.from_pretrained`
     - `draft_cost`: the cost of a draft call in target calls (None: measured or estimated)
     """
 
@@ -51,10 +54,13 @@ class PairSpec:
     target_options: Mapping = field(default_factory=dict)
     draft_options: Mapping = field(default_factory=dict)
     draft_context: int | None = None
+    draft_head: int | str | None = "auto"
     draft_cost: float | None = None
 
     def __post_init__(self) -> None:
         check_whole("model.draft_context", self.draft_context, null=True)
+        if self.draft_head != "auto":
+            check_whole("model.draft_head", self.draft_head, null=True)
         if self.draft_cost is not None and not 0 <= self.draft_cost < inf:
             raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
         if self.engine not in get_args(EngineName):
@@ -149,6 +155,8 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
     dtype, exact = dtype_of(spec), spec.exact and role == "target"
     chosen = engine if spec.engine == "auto" and engine in ("eager", "fused") else spec.engine
     how: dict = {"engine": chosen, "exact": exact, "max_len": spec.max_len}
+    if role == "draft":
+        how["draft_head"] = listed_ids(source, spec.draft_head, options)  # type: ignore[arg-type]
     if spec.standin:
         quantization = options.pop("quantization_config", None)
         core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)

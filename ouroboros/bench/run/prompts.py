@@ -20,9 +20,6 @@ from ouroboros.bench.run.identity import identity
 from ouroboros.bench.tasks.task import Conversation, Example, Task
 from ouroboros.vocab import encode
 
-ANSWER = "Fine"
-"""A short answer, to find the token that a chat template puts after answers."""
-
 
 @dataclass
 class PromptBuilder:
@@ -87,21 +84,6 @@ class PromptBuilder:
                 f"the model's chat template fails for {example.id} ({error}): correct "
                 "task.template_args, or use task.template=plain"
             ) from error
-
-
-def end_of_turn(tokenizer) -> frozenset[int]:
-    """Return the id of the special token that the chat template puts after an answer, such as
-    <|im_end|>; no id without a template or such a token."""
-    if not getattr(tokenizer, "chat_template", None):
-        return frozenset()
-    turns = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except (TemplateError, ValueError):  # a template that takes other messages
-        return frozenset()
-    _, answer, after = text.rpartition(ANSWER)
-    ids = tokenizer(after.lstrip(), add_special_tokens=False).input_ids[:1] if answer else ()
-    return frozenset(ids) & tokenizer.added_tokens_decoder.keys()
 
 
 def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:

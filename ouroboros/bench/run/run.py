@@ -49,7 +49,7 @@ from ouroboros.decoder_factory import (
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
-from ouroboros.engine.quantised import quantised_by, stored_bytes
+from ouroboros.engine.quantised import bytes_of, quantised_by
 
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
@@ -381,10 +381,10 @@ def draft_cost(
     configured: float | None, models: Sequence[CachedModel], costs: Costs | None = None
 ) -> float | None:
     """Return the cost of a draft call in target calls: as configured, else from the costs, else
-    from the size of the weights; None without a draft."""
+    from the bytes of the weights that a call reads; None without a draft."""
     if configured is not None or len(models) < 2:
         return configured
     if costs is not None and costs.draft is not None:
         return costs.draft_ratio()
-    target, draft = (sum(map(stored_bytes, model.model.parameters())) for model in models[:2])
+    target, draft = (bytes_of(model.model) for model in models[:2])
     return draft / target

@@ -141,8 +141,8 @@ def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
     assert draft_cost(None, [large, small], replace(costs, draft=None)) == share
     weight = small.model.lm_head.weight.detach()
     small.model.lm_head.weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()))
-    held, most = (footprint(model).weight_bytes for model in (small, large))
-    assert draft_cost(None, [large, small]) == held / most > share  # the bytes held, as in int8
+    read, most = (footprint(model).read_bytes for model in (small, large))
+    assert draft_cost(None, [large, small]) == read / most > share  # the bytes held, as in int8
 
 
 def test_repetition_and_unequal_texts():

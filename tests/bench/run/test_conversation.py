@@ -12,13 +12,13 @@ from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import SAMPLES
-from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.prompts import PromptBuilder, with_context
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
+from ouroboros.vocab import eos_ids
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 TURNS = [Example("a/1", "a"), Example("a/2", "b", follows="a/1"), Example("c/1", "c", group="x")]

@@ -1,0 +1,147 @@
+"""Make a draft for a model, from the model itself: `ouroboros distill`.
+
+The options are in conf/distill.yaml; `ouroboros.models.distill` does the work.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from ouroboros.bench.run.pair import PairSpec, load_model
+from ouroboros.bench.run.prompts import PromptBuilder
+from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.cli.common import print_table
+from ouroboros.costs import Costs
+from ouroboros.decode import decode
+from ouroboros.decoder_factory import make_decoder
+from ouroboros.engine.model import CachedModel
+from ouroboros.instantiate import check_whole
+from ouroboros.models import distill as distilling
+from ouroboros.vocab import eos_ids
+
+LONGEST = 8  # draft tokens of a predicted step
+RACED = ("greedy", "speculative", "ouroboros")
+PROMPTS, NEW, RACE_S = 6, 96, 60.0  # of the measured speedup: most prompts, tokens, seconds
+CARD = """\
+---
+base_model: {target}
+library_name: transformers
+---
+# A draft for {target}
+
+Made from the target by `ouroboros distill`: layers {layers} of the target, trained on {texts} texts
+of {tokens} tokens that the target wrote ({prompts}), in {steps} steps. It scores {head} ids
+(head_ids.json); the target verifies over all of its ids, so the output is the target's.
+
+{table}
+
+Agreement: how often the draft selects the target's token, on {held_out} prompts that it was not
+trained on. A draft call takes {ratio:.2f} target calls. Measured speedup over greedy, T = 0,
+{measured}.
+
+    ouroboros bench model=hf model.target={target} model.draft={folder}
+
+In Python: `draft=CachedModel.from_pretrained({folder!r}, draft_head="auto")`. The licence is the
+target's.
+"""
+
+
+def distill(options: dict) -> tuple[int, dict]:
+    """Make the draft, print and save the report; return 0 and the JSON document."""
+    spec = PairSpec.from_mapping(options["model"])
+    for name in ("head", "max_new", "tokens", "threads"):
+        check_whole(name, options[name], null=name in ("tokens", "threads"))
+    check_whole("seed", options["seed"], least=0)
+    minutes, layers = options["minutes"], options["layers"]
+    if type(minutes) not in (int, float) or not 0 < minutes < math.inf:
+        raise ValueError(f"minutes={minutes}: give a number above 0")
+    if not isinstance(layers, list):
+        check_whole("layers", layers)
+    source = spec.path("target")
+    folder = Path(options["out"] or Path("drafts", Path(source).name.removesuffix(".gguf")))
+    if (folder / "README.md").exists():
+        raise ValueError(f"out={folder} has a finished draft: give another folder, or delete it")
+    torch.set_num_threads(options["threads"] or torch.get_num_threads())
+    target = load_model(spec, "target")
+    prompts, path = None, options["prompts"]
+    if path is not None:
+        chat = "chat" if getattr(target.tokenizer, "chat_template", None) else "plain"
+        _, examples = TaskSpec("prompts", {"path": path, "template": chat}).load()
+        prompts = list(map(PromptBuilder(target.tokenizer).ids, examples))
+    names = ("layers", "head", "minutes", "tokens", "max_new", "seed")
+    recipe = distilling.Recipe(**{name: options[name] for name in names})
+    made = distilling.distill(target, prompts, recipe, folder)
+    draft = load_model(replace(spec, draft=str(folder)), "draft")
+    costs = Costs.measure(target, draft)
+    predicted = {at: predicted_speedup(costs, rate) for at, rate in made.trained.items()}
+    measured = measured_speedup(target, draft, costs, made.held_out)
+    rows = {
+        "agreement before training": made.untrained,
+        "agreement": made.trained,
+        "predicted speedup, speculative": predicted,
+    }
+    table = pd.DataFrame(rows).T.rename(columns="T = {:g}".format)
+    table = table.rename_axis("").reset_index()
+    ratio = costs.draft_ratio()
+    document = {
+        "out": str(folder),
+        **asdict(made),
+        "held_out": len(made.held_out),
+        "draft_cost": ratio,
+        "predicted_speedup": predicted,
+        "measured_speedup": measured,
+    }
+    words = ", ".join(f"{name} {value:.2f}x" for name, value in measured.items())
+    facts = {
+        **document,
+        "target": source,
+        "folder": str(folder),
+        "table": table.to_markdown(index=False, floatfmt=".2f"),
+        "prompts": "your prompts" if prompts else "its own prompts",
+        "ratio": ratio,
+        "measured": words,
+    }
+    (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
+    shutil.rmtree(folder / "work")
+    print_table(table)
+    print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
+    print(f"use it: ouroboros bench model=hf model.target={source} model.draft={folder}")
+    return 0, document
+
+
+def predicted_speedup(costs: Costs, rate: float) -> float:
+    """Return the best speedup over greedy of drafts of 0 to `LONGEST` tokens, each accepted with
+    probability `rate` (Leviathan et al. 2023, arXiv 2211.17192)."""
+    context = min(costs.target.ms)
+    target, call = costs.target.call_ms, costs.draft_ratio() or 0.0
+    plain = target(1, context)
+    return max(
+        sum(rate**k for k in range(n + 1)) / (target(n + 1, context) / plain + n * call)
+        for n in range(LONGEST + 1)
+    )
+
+
+def measured_speedup(
+    target: CachedModel, draft: CachedModel, costs: Costs, prompts: list[list[int]]
+) -> dict[str, float]:
+    """Return each decoder's speedup over greedy at temperature 0, prefill included, on a few of the
+    prompts; the decoders alternate. The first prompt is decoded twice, to warm up."""
+    eos, spent = eos_ids(target), dict.fromkeys(RACED, 0.0)
+    began = time.perf_counter()
+    decoders = {name: make_decoder(name, draft, costs=costs) for name in RACED}
+    for number, prompt in enumerate([prompts[0], *prompts[:PROMPTS]]):
+        if number > 1 and time.perf_counter() - began > RACE_S:
+            break
+        for name, decoder in decoders.items():
+            started = time.perf_counter()
+            trace = decode(target, decoder, prompt, max_new=NEW, eos=eos)  # type: ignore[arg-type]
+            if number:
+                spent[name] += (time.perf_counter() - started) / len(trace.new_tokens)
+    return {name: spent["greedy"] / spent[name] for name in RACED[1:]}
