@@ -30,6 +30,7 @@ from ouroboros.cli.replay import check_draft
 from ouroboros.costs import Costs
 from ouroboros.costs.timing import config_of, footprint_of
 from ouroboros.decoder_factory import check_decoders, needs_draft
+from ouroboros.engine.head import listed_ids
 from ouroboros.instantiate import check_sizes, check_whole
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.evidence import measured_evidence, recorded_evidence
@@ -80,8 +81,10 @@ def advise(options: dict) -> tuple[int, dict]:
     if assumed:
         dtype = torch.bfloat16 if shapes else dtype_of(spec)
         names = shapes or spec.standin or {"target": spec.target, "draft": spec.draft}
+        head: Any = listed_ids(spec.path("draft"), spec.draft_head) if spec.draft else None
+        heads = {"draft": len(head) if isinstance(head, list) else head}
         pair = {
-            role: footprint_of(config_of(model_path(name)), dtype)
+            role: footprint_of(config_of(model_path(name)), dtype, heads.get(role))
             for role, name in names.items()
             if name
         }

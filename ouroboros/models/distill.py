@@ -120,7 +120,8 @@ def distill(
         raise ValueError(f"{few}: give {FEWEST} or more, hundreds if you can, or prompts=null")
     work.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-    _check_resumed(work / "settings.json", {**asdict(recipe), "prompts": digest})
+    given = {"target": target.model.name_or_path, **asdict(recipe), "prompts": digest}
+    _check_resumed(work / "settings.json", given)
     _check_disk(target.model, len(layers), folder)
     held_out, texts, spent_s = written(target, prompts, recipe, work)
     ids = frequent_ids(target, texts, min(recipe.head, target.vocab_size))
@@ -231,7 +232,8 @@ def _jobs(
     else:
         size = min(HELD_OUT, len(prompts) // 4)
         pool = list(map(list, prompts if wave else prompts[:: len(prompts) // size][:size]))
-    pool = [prompt for prompt in pool if prompt not in aside]
+    if not (pool := [prompt for prompt in pool if prompt not in aside]):
+        raise ValueError("the target makes no different prompts: give your own, as prompts=FILE")
     start, end = (WAVE * (wave - 1), WAVE * wave) if wave and prompts else (0, len(pool))
     jobs: list[Job] = []
     for turn, at in (divmod(number, len(pool)) for number in range(start, end)):
