@@ -120,7 +120,8 @@ def distill(
         raise ValueError(f"{few}: give {FEWEST} or more, hundreds if you can, or prompts=null")
     work.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-    _check_resumed(work / "settings.json", {**asdict(recipe), "prompts": digest})
+    given = {"target": target.model.name_or_path, **asdict(recipe), "prompts": digest}
+    _check_resumed(work / "settings.json", given)
     _check_disk(target.model, len(layers), folder)
     held_out, texts, spent_s = written(target, prompts, recipe, work)
     ids = frequent_ids(target, texts, min(recipe.head, target.vocab_size))
@@ -231,7 +232,8 @@ def _jobs(
     else:
         size = min(HELD_OUT, len(prompts) // 4)
         pool = list(map(list, prompts if wave else prompts[:: len(prompts) // size][:size]))
-    pool = [prompt for prompt in pool if prompt not in aside]
+    if not (pool := [prompt for prompt in pool if prompt not in aside]):
+        raise ValueError("the target makes no different prompts: give your own, as prompts=FILE")
     start, end = (WAVE * (wave - 1), WAVE * wave) if wave and prompts else (0, len(pool))
     jobs: list[Job] = []
     for turn, at in (divmod(number, len(pool)) for number in range(start, end)):
@@ -349,7 +351,8 @@ def pruned(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         own = model.get_submodule(f"model.layers.{at}").state_dict()
         weights |= {f"model.layers.{to}.{name}": weight.clone() for name, weight in own.items()}
     how: dict = {"config": config, "state_dict": weights, "dtype": torch.float32}
-    draft = type(model).from_pretrained(None, **how).to(model.device)
+    draft: Any = type(model).from_pretrained(None, **how)
+    draft.to(model.device)
     draft.generation_config = copy.deepcopy(model.generation_config)
     return draft.eval()
 
@@ -450,7 +453,7 @@ def train(
     found = [path.parent for path in folder.glob("*/trainer_state.json")]  # written last
     last = max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     with contextlib.redirect_stdout(sys.stderr):
-        trainer.train(resume_from_checkpoint=last and str(last))
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
     return steps
 
 
