@@ -144,13 +144,13 @@ def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_p
 @pytest.mark.parametrize(
     ("argv", "dtype"),
     [
-        ([], "float32"),
-        (["model.dtype=auto"], "auto"),
+        ([], "auto"),
+        (["model.dtype=float32"], "float32"),
         (["model=yi-34b-6b"], "bfloat16"),
         (["--target", "x"], "auto"),
     ],
 )
-def test_the_shipped_pair_runs_in_float32_unless_asked_otherwise(monkeypatch, argv, dtype):
+def test_the_dtype_is_the_configs_unless_asked_otherwise(monkeypatch, argv, dtype):
     seen = []
     monkeypatch.setattr(
         generate, "load_runners", lambda config, prompt: seen.append(config) or 1 / 0

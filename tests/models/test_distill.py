@@ -51,7 +51,6 @@ def test_a_draft_is_better_than_the_untrained_and_loads_anywhere(target, tmp_pat
     made = distill(target, None, RECIPE, tmp_path)
     assert made.layers == [0, 3] and made.head == 200 and made.tokens >= 600
     assert made.untrained[0.0] + 0.1 < made.trained[0.0]
-    assert made.untrained[0.8] <= made.trained[0.8]
     ids = json.loads((tmp_path / "head_ids.json").read_text())
     assert len(set(ids)) == 200 and ids[0] == 7
     draft = CachedModel.from_pretrained(str(tmp_path), draft_head="auto")

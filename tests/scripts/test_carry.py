@@ -119,7 +119,7 @@ def test_a_wheel_is_the_indexs_else_built_and_pure(tmp_path, monkeypatch):
 def test_the_checkout_without_its_results_fits_with_room_for_wheels_and_kernels():
     sizes = travelling(ROOT)
     sizes -= {"results": sizes["results"], "build": sizes["build"]}
-    assert 45 * MIB < sizes.total() < carry.MOST_BYTES - 8 * MIB, sizes
+    assert 25 * MIB < sizes.total() < carry.MOST_BYTES - 8 * MIB, sizes
 
 
 def test_what_travels_is_measured_and_refused_if_it_is_too_much(tmp_path, monkeypatch, capsys):

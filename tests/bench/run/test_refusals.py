@@ -179,6 +179,7 @@ def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
     config = run_config(saved, decoder={"speculative": own})
     target = SimpleNamespace(device=torch.device(device))
     bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], target=target, examples=[])
+    bench.prompts = SimpleNamespace(unused_args=())
     said = "speculative: these settings are tuned for a CPU"
     lines = [line for line in caveats(config, bench, {"cpu_percent": 0.0}) if said in line]
     assert len(lines) == (device == "cuda" and gamma == 8)
@@ -200,6 +201,7 @@ def test_rejection_sampling_at_temperature_0_is_told(saved, temperature, warned)
     config = run_config(saved, decoder={"own": own}, sampling=Sampling(temperature=temperature))
     bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], examples=[])
     bench.target = SimpleNamespace(device=torch.device("cpu"))
+    bench.prompts = SimpleNamespace(unused_args=())
     said = "at temperature=0 decoder.own.verification=rejection has no effect"
     assert (said in caveats(config, bench, {"cpu_percent": 0.0})) is warned
 
