@@ -48,8 +48,8 @@ HELD_OUT, FEWEST = 16, 8  # most prompts that measure agreement; fewest prompts 
 QUESTION, OPENING = 96, 24  # most tokens of a made user turn, and of the start of a plain text
 LOOP = 64  # a text ends if this many last tokens have a period of less than half of them
 READ = 256  # the draft reads only the end of a prompt, as in runs (`draft_context`)
-WRITING, TRAINING = 0.45, 0.9  # share of the minutes for writing; share after which training ends
-EPOCHS = 6  # how often the texts are read with a budget of tokens
+WRITING, TRAINING = 0.5, 0.9  # share of the minutes for writing; share after which training ends
+EPOCHS = 4  # how often the texts are read with a budget of tokens
 BATCH = 4096  # tokens of a training step, padding included
 RATE, WARM_UP = 0.005, 0.05  # learning rate, and the share of the steps in which it rises
 SAVE_S = 60.0
@@ -351,7 +351,8 @@ def pruned(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         own = model.get_submodule(f"model.layers.{at}").state_dict()
         weights |= {f"model.layers.{to}.{name}": weight.clone() for name, weight in own.items()}
     how: dict = {"config": config, "state_dict": weights, "dtype": torch.float32}
-    draft = type(model).from_pretrained(None, **how).to(model.device)
+    draft: Any = type(model).from_pretrained(None, **how)
+    draft.to(model.device)
     draft.generation_config = copy.deepcopy(model.generation_config)
     return draft.eval()
 
@@ -452,7 +453,7 @@ def train(
     found = [path.parent for path in folder.glob("*/trainer_state.json")]  # written last
     last = max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     with contextlib.redirect_stdout(sys.stderr):
-        trainer.train(resume_from_checkpoint=last and str(last))
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
     return steps
 
 
