@@ -40,7 +40,7 @@ HAS = frozenset(
     )
 )
 """Packages on the machine; their dependencies are there too."""
-LEFT = frozenset(("datasets",))  # not transferred: no stage reads a hub
+LEFT = frozenset(("datasets", "pyarrow"))  # not transferred: no stage reads a hub
 
 
 def carry(has: Collection[str]) -> None:
