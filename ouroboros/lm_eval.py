@@ -56,7 +56,8 @@ def decode_with(
     effect."""
     if isinstance(draft, str):
         device = None if "device_map" in loading else str(model.device)
-        options = {"dtype": model.dtype, "device": device, "draft_head": "auto", **loading}
+        options = {"dtype": model.dtype, "device": device, **loading}
+        options["draft_head"] = options.pop("head", "auto")
         draft = CachedModel.from_pretrained(model_path(draft), **options)
         draft.prefill_limit = settings.pop("draft_context", DRAFT_CONTEXT)
     elif loading:

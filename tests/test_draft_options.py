@@ -13,11 +13,13 @@ def test_options_that_begin_with_draft_load_the_draft(tmp_path):
     target, draft = tiny_pair()
     for part in (draft.model, draft.tokenizer):
         part.save_pretrained(tmp_path / "small")
-    options = {"draft_subfolder": "small", "draft_dtype": "float64", "draft_nodes": 5, "dtype": "x"}
+    options = {"draft_subfolder": "small", "draft_dtype": "float64", "draft_head": 40}
+    options |= {"draft_nodes": 5, "dtype": "x"}
     settings, loading = pop_settings("ouroboros", options)
     assert options == {"dtype": "x"} and settings == {"draft_nodes": 5}
     made = decode_with(target.model, str(tmp_path), "ouroboros", settings, loading)
-    assert made.draft.dtype == torch.float64 and made.settings == {"draft_nodes": 5}
+    assert made.draft.dtype == torch.float64 and len(made.draft.head.ids) - 1 == 40
+    assert made.settings == {"draft_nodes": 5}
     plain = decode_with(target.model, str(tmp_path / "small"), "ouroboros", {}, {})
     assert plain.draft.dtype == torch.float32
 
