@@ -103,7 +103,7 @@ def changes(old: Mapping, new: Mapping) -> str:
         order = list(decoders) if isinstance(decoders, Mapping) else decoders
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}
-        values = {name: value for name, value in values.items() if not name.endswith(".fallback")}
+        values = {name: v for name, v in values.items() if not str(name).endswith(".fallback")}
         return {**values, **environment(run), "order of decoders": order}
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
