@@ -24,21 +24,22 @@ KERNELS := 'import torch; from ouroboros.engine.cpu_kernels import kernels; \
 .PHONY: bench test test-all test-versions check tune evidence tables docs clean
 
 bench: $(INSTALLED)
-	$(BIN)/ouroboros bench $(ARGS)
+	$(BIN)/ouroboros bench task.limit=8 task.stride=20 max_new=128 $(ARGS)
 
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
 
-VERSIONED := tests/test_generate.py tests/test_model_wrappers.py tests/audit tests/models tests/test_lm_eval.py \
+VERSIONED := -n auto --dist loadfile -m 'not slow' tests/test_generate.py tests/test_model_wrappers.py tests/audit tests/models \
 	$(addprefix tests/engine/test_,model.py fused.py static.py trial.py) tests/cli/test_main.py
 OLDEST := torch==2.11.0 transformers==5.17.0
 NEWEST := $(shell grep ^torch== constraints.txt) lm-eval[hf]
 SETUP = $(PYTHON) -m venv $@ && $@/bin/pip install --quiet --no-compile
 
 test-versions: .venv-newest .venv-oldest
-	.venv-newest/bin/python -m pytest -n auto --dist loadfile $(VERSIONED) $(ARGS)
-	.venv-oldest/bin/python -m pytest -n auto --dist loadfile -m 'not slow' $(VERSIONED) $(ARGS)
+	.venv-newest/bin/python -m pytest $(VERSIONED) $(ARGS)
+	.venv-newest/bin/python -m pytest tests/test_lm_eval.py $(ARGS)
+	.venv-oldest/bin/python -m pytest $(VERSIONED) $(ARGS)
 
 .venv-newest .venv-oldest: pyproject.toml constraints.txt
 	$(SETUP) $(if $(findstring newest,$@),$(NEWEST),$(OLDEST)) --editable '.[dev]'

@@ -76,9 +76,10 @@ class DroppedSlot(CachedModel):
     """The second of three or more kept slots is dropped, and the last stands twice."""
 
     def accept(self, sequence, path):
-        tree = sequence.tree
-        super().accept(sequence, [path[0], *path[2:], path[-1]] if len(path) > 2 else path)
-        sequence.tokens[-len(path) :] = [tree.tokens[node] for node in path]
+        kept = [path[0], *path[2:], path[-1]] if len(path) > 2 else path
+        self.cache.keep([sequence.base + node for node in kept], sequence.base)
+        sequence.tokens += [sequence.tree.tokens[node] for node in path]
+        sequence.tree = None
 
 
 def early_bonus(monkeypatch):
