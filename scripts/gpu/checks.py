@@ -38,7 +38,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import ROOT
 
-REFERENCE = ("reference", "reference/target", "reference/draft")
+REFERENCE = ("SmolLM2-135M-Instruct", "reference/target", "reference/draft")
 TIE = 0.5  # largest score difference that half precision may reverse
 
 

@@ -46,7 +46,7 @@ def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[s
 def load_shapes(shapes: Sequence[str], *, small: bool) -> Pair:
     """Return the reference pair as stand-ins of the shapes, with engine="static" if `small`."""
     spec = PairSpec(
-        *("reference", "reference/target", "reference/draft", "bfloat16"),
+        *("SmolLM2-135M-Instruct", "reference/target", "reference/draft", "bfloat16"),
         standin=dict(zip(ROLES, shapes, strict=True)),
         engine="static" if small else "auto",
     )

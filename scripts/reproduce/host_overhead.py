@@ -107,7 +107,7 @@ def host_time(
 
 def host_overhead() -> None:
     """Time all decoders; print a table and a JSON document."""
-    tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
+    tokenizer = load_tokenizer(PairSpec("SmolLM2-135M-Instruct", "reference/target"))
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)
     draft: Any = ScriptedModel()

@@ -208,7 +208,7 @@ def load_tokenizer(spec: PairSpec):
 
 def model_names(model: Mapping) -> str:
     """Return the names of a run's models, from `model` in its run.json: the last parts of their ids
-    or paths. A draft that was not loaded is not named.
+    or paths, or the name of the reference pair. A draft that was not loaded is not named.
 
     >>> model_names({"target": "01-ai/Yi-34B", "draft": "01-ai/Yi-6B"})
     'Yi-34B + Yi-6B'
@@ -216,7 +216,7 @@ def model_names(model: Mapping) -> str:
     roles = model.get("engines") or ("target", "draft")
     names = [str(model[role]) for role in roles if model.get(role)]
     if all(name.startswith(SHIPPED) for name in names):
-        return "reference pair"
+        return str(model["name"])
     return " + ".join(Path(name).name for name in names)
 
 

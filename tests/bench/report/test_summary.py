@@ -116,7 +116,7 @@ def test_the_title_counts_what_was_measured():
             {"target": "a/big", "draft": "d", "engines": {"target": {"engine": "eager"}}},
             " big · ",
         ),
-        ({"name": "reference", "target": "reference/target"}, "reference pair"),
+        ({"name": "SmolLM2", "target": "reference/target"}, "SmolLM2"),
         (
             {"name": "reference", "target": "reference/target", "draft": "c/d"},
             "target + d",
