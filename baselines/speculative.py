@@ -21,7 +21,7 @@ import torch
 
 from ouroboros.calls import Roll, Steps
 from ouroboros.costs import Costs
-from ouroboros.drafters.guard import LONG_READ
+from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel

@@ -145,16 +145,16 @@ def decoder_factories(
     costs: Costs | None = None,
     *,
     tokenizer=None,
-    guard: bool = True,
+    adapt: bool = True,
 ) -> dict[str, DecoderFactory]:
     """Return a factory for each config, after building one decoder with it as a check. Each `pool`
-    file is read once; it must have been made with the target's `tokenizer`. `guard=False`
-    switches off every decoder's guard, which reads the clock, so that counts are reproducible."""
+    file is read once; it must have been made with the target's `tokenizer`. `adapt=False`
+    stops decoders from adapting to the times of their steps, so that counts are reproducible."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():
-        guarded = "guard" in parameters_of(config, f"decoder.{name}")
-        off = {"guard": False} if guarded and not guard else {}
+        adapts = "adapt" in parameters_of(config, f"decoder.{name}")
+        off = {"adapt": False} if adapts and not adapt else {}
         factories[name] = partial(make_decoder, config, draft, costs=costs, **off)
         factories[name]()
     return factories

@@ -134,6 +134,7 @@ class LogitSelector(TokenSelector):
 
     context_free = True
     _key: Hashable = None
+    _only_temperature: float | None = 1.0  # None if `warped` does more than divide by it
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits after the warpers, [rows, vocab]; excluded ids are -inf."""
@@ -150,6 +151,10 @@ class LogitSelector(TokenSelector):
         return sum(self._noise(logits, tokens, tree), self.warped(logits))
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        noise = self._noise(logits, tokens, tree)
+        if (table := self._ranked_on_cpu(logits, noise, 1, shares=False)) is not None:
+            return table[:, 0, 0].astype(np.int64).tolist()
+
         def best(logits: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
             scores = sum(noise, self.warped(logits))
             ids = _best(scores)
@@ -158,7 +163,6 @@ class LogitSelector(TokenSelector):
             highest = scores.gather(-1, ids[:, None])[:, 0]
             return torch.where(highest.isfinite(), ids, NO_CHOICE)
 
-        noise = self._noise(logits, tokens, tree)
         chosen = _on_device(("best", self._key), best, logits, *noise)
         return token_ids(chosen, logits).tolist()
 
@@ -170,16 +174,44 @@ class LogitSelector(TokenSelector):
             return _ranking(sum(noise, warped), widened(warped).softmax(-1), count)
 
         noise = self._noise(logits, tokens, tree)
-        ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
-        if Head.of(logits) is not None:
-            ranks = torch.cat([token_ids(ranks[:, :1].long(), logits), ranks[:, 1:]], dim=1)
-        table = ranks.cpu().numpy()  # the only device-to-host copy
+        if (table := self._ranked_on_cpu(logits, noise, count)) is None:
+            ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
+            if Head.of(logits) is not None:
+                ranks = torch.cat([token_ids(ranks[:, :1].long(), logits), ranks[:, 1:]], dim=1)
+            table = ranks.cpu().numpy()  # the only device-to-host copy
+            if noise:
+                table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         if (lacking := count - table.shape[-1]) > 0:
             none = np.tile([[-1.0], [-np.inf], [0.0]], (len(table), 1, lacking))
             table = np.concatenate([table, none], axis=-1)
+        return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+
+    def _ranked_on_cpu(
+        self,
+        logits: torch.Tensor,
+        noise: Sequence[torch.Tensor],
+        count: int,
+        *,
+        shares: bool = True,
+    ) -> np.ndarray | None:
+        """Return ids, scores and `shares` of the best tokens by compiled code
+        (`ouroboros.ranking`); None if it does not serve these logits."""
+        if logits.device.type != "cpu":
+            return None
+        from ouroboros.ranking import can_rank, rank  # numba takes half a second to import
+
+        head, temperature = Head.of(logits), self._only_temperature
+        if temperature is None:
+            logits, temperature = self.warped(logits), 1.0
+        if not can_rank(logits, count):
+            return None
+        drawn = noise[0] if noise else None
+        table = rank(logits, count, temperature=temperature, noise=drawn, shares=shares)
+        if head is not None:
+            table[:, 0] = head.ids.numpy()[table[:, 0].astype(np.int64)]
         if noise:
             table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
-        return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+        return table
 
 
 def _on_device(
@@ -270,6 +302,8 @@ class Sampler(LogitSelector):
         self.warpers: Final = LogitsProcessorList(warpers)
         self.temperature, self.noise_seed = combined_temperature(warpers), self.seed
         self._key = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
+        plain = all(type(w) is TemperatureLogitsWarper for w in warpers) and len(warpers) < 2
+        self._only_temperature = self.temperature if plain else None
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ from scipy.special import expit
 from ouroboros.bench.metrics.trees import calibration
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.bench.run.prompts import PromptBuilder
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
@@ -45,7 +46,7 @@ from ouroboros.vocab import eos_ids
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""
 DEVELOPMENT = str(FOLDER / "task" / "development.jsonl")
-TEMPERATURES, MAX_NEW = (0.0, 0.4, 0.8), 96
+TEMPERATURES, MAX_NEW = (0.0, 0.8), 128
 HELD_OUT = 5
 ROUNDS = 2
 PENALTY = 1e-4  # L2 penalty added to the log loss, on the weights of standardised features
@@ -149,7 +150,7 @@ def calibrate(
         fitted, held_out = RecordingGrower(weights), RecordingGrower(weights)
         for number, prompt in enumerate(prompts):
             for model, temperature, ranked in product(drafts, TEMPERATURES, (False, True)):
-                options: dict = {"costs": CHEAP_DRAFT, "weights": weights, "guard": False}
+                options: dict = {"costs": CHEAP_DRAFT, "weights": weights, "adapt": False}
                 drafter = Ouroboros(model, runners_up=ranked, **options)
                 drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
                 drawn: dict = {"temperature": temperature, "seed": number}
@@ -178,8 +179,9 @@ def main(words: Sequence[str] | None = None) -> None:
     config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *options.overrides]))
     torch.set_num_threads(config.threads or torch.get_num_threads())
     target, draft = load_pair(config.model, with_draft=True).models
-    examples = Prompts(path=options.prompts).load()
-    prompts = [target.tokenizer(example.prompt).input_ids for example in examples]
+    template = "chat" if target.tokenizer.chat_template else "plain"
+    _, examples = TaskSpec("prompts", {"path": options.prompts, "template": template}).load()
+    prompts = list(map(PromptBuilder(target.tokenizer).ids, examples))
     pair, eos = f"{config.model.name}, {config.model.dtype}", sorted(eos_ids(target))
     weights = calibrate(target, draft, prompts, noise=options.noise, eos=eos, pair=pair)
     options.out.parent.mkdir(parents=True, exist_ok=True)

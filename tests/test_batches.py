@@ -88,7 +88,7 @@ def decoders(draft: CachedModel) -> dict:
         "speculative": lambda: Speculative(draft, gamma=4),
         "confident": lambda: Speculative(draft, gamma=4, confidence=0.3),
         "hybrid": lambda: SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
-        "ouroboros": lambda: Ouroboros(draft, guard=False),
+        "ouroboros": lambda: Ouroboros(draft, adapt=False),
         "ouroboros_paper": lambda: OuroborosPaper(draft, gamma=4, **SIZES),
     }
 
@@ -166,7 +166,7 @@ def test_trees_shrink_to_nothing_as_more_sequences_share_a_call(costs):
     target, means = CachedModel(llama()), []
     for size in (1, 4, 16, 64):
         rows = [
-            begin(target, Ouroboros(costs=costs, guard=False), [5, 6, n % 9], max_new=30)
+            begin(target, Ouroboros(costs=costs, adapt=False), [5, 6, n % 9], max_new=30)
             for n in range(size)
         ]
         texts = run(rows, size, refill=False)

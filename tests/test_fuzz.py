@@ -58,7 +58,7 @@ CONTEXTS = st.sampled_from([None, 1, 5, 256])
 SHAPES = {
     "max_nodes": st.sampled_from([1, 5, 12]),
     "gamma": st.integers(1, 5),
-    "guard": st.booleans(),
+    "adapt": st.booleans(),
 }
 
 

@@ -174,7 +174,7 @@ def test_custom_generate_keeps_its_pool_between_prompts(models):
     calls = []
     small = CachedModel(copy.deepcopy(draft))
     for state in ("cold", "task"):
-        own = custom_generate(draft=small, pool_state=state, guard=False)
+        own = custom_generate(draft=small, pool_state=state, adapt=False)
         for _ in range(2):
             before = small.engine.forwards
             target.generate(IDS, max_new_tokens=40, custom_generate=own)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    *("instantiate", "jit", "noise", "detokenizer", "tree", "trace", "select"),
+    *("instantiate", "jit", "noise", "ranking", "detokenizer", "tree", "trace", "select"),
     *("engine", "vocab", "calls", "decode", "processors", "models", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
     *("generate", "testing"),

@@ -19,7 +19,7 @@ DRAFTERS = {
     "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
     "speculative": lambda draft: Speculative(draft, gamma=4),
     "recycling": lambda draft: TokenRecycling(nodes=12),
-    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12, guard=False),
+    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12, adapt=False),
     "ouroboros_paper": lambda draft: OuroborosPaper(draft, gamma=4, topk=2, **SIZES),
 }
 

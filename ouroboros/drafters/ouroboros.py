@@ -19,12 +19,13 @@ import numpy as np
 
 from ouroboros.calls import Bid, Steps, predict
 from ouroboros.costs import Costs, Surface
+from ouroboros.drafters.arms import Arm, Arms
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, RUNNERS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
-from ouroboros.drafters.guard import LONG_READ, Guard
 from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
 from ouroboros.drafters.pool import check_pool
+from ouroboros.drafters.step_times import LONG_READ, StepTimes
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -33,8 +34,9 @@ from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-READ_GAIN, READ_AHEAD = 0.37, 16  # see `Ouroboros`: when the draft's prefill pays off
+READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
+DIP = 1.3  # larger calls are really faster by at most this factor, by their tiles
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
@@ -53,14 +55,14 @@ class Ouroboros:
     - `weights`: weights of the probability estimators, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" keeps it from prompt to
       prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
-    - `guard`: use measured step times to correct costs, and to pause drafting when it loses time
-      (see `Guard`; not in batches). Proposals then depend on the clock, the output never does;
-      choose False for reproducible proposals
+    - `adapt`: learn from the times of the steps what calls take (`StepTimes`; not in batches), and
+      keep what was learned about the draft from prompt to prompt. Proposals then depend on the
+      clock, the output never does; choose False for reproducible proposals
 
-    The draft model reads the prompt at its first call. This call is made only if the expected gain
-    is worth the time of that prefill. If `costs` has no prefill times, the call is always made,
-    except in batches, where the time is estimated from call costs. The gain is READ_GAIN tokens (in
-    batches: `JointCosts.saved_share`) per remaining token; the expected number of these is
+    Each step is plain, drafts from the text alone, or also with the draft model, whichever made
+    most tokens per time (`Arms`). The draft model reads the prompt at its first call, if what it
+    saves is worth the time of that prefill. If `costs` has no prefill times, the call is always
+    made, except in batches, where the time is estimated from call costs. The saved time is that of
     READ_AHEAD + the number of generated tokens, at most the budget. In the first step after a long
     prompt only the root is proposed, so the first token comes as early as in greedy decoding.
     Raises `ValueError` for settings out of range.
@@ -76,7 +78,7 @@ class Ouroboros:
         recycle: bool = True,
         runners_up: bool = True,
         judge: bool = True,
-        guard: bool = True,
+        adapt: bool = True,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
@@ -103,13 +105,15 @@ class Ouroboros:
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
             self.load_state_dict(pool)
-        self._guard = Guard() if guard else None
+        self._times = StepTimes() if adapt else None
+        self._arms, self._arm = Arms(), Arm.PLAIN
         self._ranking = TopKRecorder(argmax, RANKS)
         self._cost_contexts: tuple[int, ...] = ()
         self._batch_size = self._step = 1
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
         self._pause = 0
+        self._started = False  # whether the prompt's first step, with the prefill, is over
         self._proposed: TokenTree | None = None
         self._prompt_len = 0
 
@@ -129,9 +133,10 @@ class Ouroboros:
         elif self.pool_state == "cold":
             self.grower.forget()
         self._ranking = TopKRecorder(choose, RANKS)
-        self._cost_contexts, self._proposed = (), None
-        if self._guard is not None:
-            self._guard.begin_prompt()
+        self._cost_contexts, self._proposed, self._started = (), None, False
+        if self._times is None:
+            self._arms = Arms()
+        self._arms.begin_prompt()
         self._prompt_len = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
@@ -151,14 +156,18 @@ class Ouroboros:
             self.grower.count_plain_step()
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(tokens)
-        paused = self._guard is not None and self._guard.paused and not shared
-        if paused or (first_step and read_alone(tokens)):
-            return TokenTree.chain(tokens[-1], ())
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
+        arm = Arm.TEXT if draft is None else Arm.DRAFT
+        if not shared:
+            arm = self._arms.next(arm)
         room = -1
-        if self._reading_pays(tokens, budget):
+        if arm == Arm.DRAFT and self._reading_pays(tokens, budget):
             assert draft is not None and sequence is not None
             room = draft.room(sequence, tokens)
+        self._arm = Arm.TEXT if arm == Arm.DRAFT and room < 0 else arm
+        if arm == Arm.PLAIN or (first_step and read_alone(tokens)):
+            self._arm = Arm.PLAIN
+            return TokenTree.chain(tokens[-1], ())
         self.drafting_ms = 0.0
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
@@ -192,16 +201,22 @@ class Ouroboros:
         self.grower.learn(chosen, path)
 
     def observe_step(self, record: StepRecord) -> None:
-        """Pass the measured times and the predicted costs of a step to the guard."""
-        if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
-            target, drafting = self.costs.tables[self._cost_contexts]
-            call, verifying = target[0], target[min(record.scored, len(target)) - 1]
-            spent = 0.0
-            if record.draft_calls:  # tokens that the draft had not read make its first call larger
-                spent = call * float(self.grower.state["spent"]) / self._guard.draft_price
-                largest = min(1 + record.draft_caught_up, len(drafting))
-                spent += drafting[largest - 1] - drafting[0]
-            self._guard.observe(record, call, verifying, spent)
+        """Learn from the step's times and tokens."""
+        if self._batch_size > 1 or not self._cost_contexts:
+            return
+        own = self.grower.states
+        if self._arm == Arm.PLAIN:
+            self._arms.spend(Arm.PLAIN, 1.0, 1.0)
+        elif cost := own["step_cost"].item():
+            own["step_cost"] = 0.0
+            self._arms.observe(
+                self._arm,
+                (own["step_tokens"].item(), cost),
+                (own["text_tokens"].item(), own["text_cost"].item()),
+            )
+        if self._times is not None and self._started:
+            self._times.observe(record, *self.costs.tables[self._cost_contexts])
+        self._started = True
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether drafting is worth the time in which the draft model reads its uncached
@@ -220,18 +235,17 @@ class Ouroboros:
             return True
         call_ms = costs.target.call_ms(1, min(len(tokens), max(costs.target.ms)))
         price = costs.draft_reading_ms(unread, len(tokens)) / call_ms
-        return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
+        return self._arms.pays(price, to_come)
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
         """Set the grower's call costs for each model's context length (rounded up, see
-        MIN_CONTEXT), with the guard's corrections."""
-        guard, size = self._guard, self._batch_size
+        MIN_CONTEXT), corrected by the times of earlier steps."""
+        times, size = self._times, self._batch_size
         draft, sequence = self.draft, self.draft_sequence
         start = draft.first_read(sequence, tokens) if draft and sequence else 0
         lengths = len(tokens), len(tokens) - start
         contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
-        corrected = guard is not None and guard.correct_prices()
-        if contexts == self._cost_contexts and not corrected:
+        if contexts == self._cost_contexts and not (times and times.due and size == 1):
             return
         self._cost_contexts, tables = contexts, self.costs.tables
         if size > 1:
@@ -245,10 +259,8 @@ class Ouroboros:
             pair = self.costs.target, self.costs.draft or self.costs.target
             tables[contexts] = [cost_table(*at) for at in zip(pair, contexts, strict=True)]
         target, drafting = tables[contexts]
-        if guard is not None:
-            drafting = [guard.draft_price * ms for ms in drafting]
-            if node := guard.node_price * target[0]:
-                target = [max(ms + node * i, target[0] / 2) for i, ms in enumerate(target)]
+        if times is not None:
+            target, drafting = times.corrected(target, drafting)
         self.grower.set_costs(target, drafting)
 
 
@@ -260,6 +272,8 @@ def default_costs(draft: CachedModel | None) -> str:
 
 def cost_table(surface: Surface, context: float) -> list[float]:
     """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
-    beyond the longest known one counts as the longest."""
+    beyond the longest known one counts as the longest. A call that was measured to take much longer
+    than a larger one (DIP) was interrupted: it counts as that much longer."""
     largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
-    return surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms))).tolist()
+    ms = surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms)))
+    return np.minimum(ms, DIP * np.minimum.accumulate(ms[::-1])[::-1]).tolist()

@@ -116,7 +116,7 @@ def host_overhead() -> None:
     for costs, size, contexts in ((UNTIMED, 1, CONTEXTS), (*BATCH, CONTEXTS[:1])):
         parts = [text[i * len(text) // size :] for i in range(size)]
         scripts = [(Script(part), draft_script(part, AGREEMENT)) for part in parts]
-        made: Any = decoder_factories(configs, draft, load_costs(costs), guard=False)
+        made: Any = decoder_factories(configs, draft, load_costs(costs), adapt=False)
         for (name, make), context in product(made.items(), contexts):
             times = [
                 host_time(make, scripts, prompt=context, max_new=TOKENS)[0] for _ in range(REPEATS)

@@ -33,7 +33,7 @@ def decoders(draft: CachedModel) -> dict:
         "speculative": Speculative(draft, gamma=3),
         "lookahead": Lookahead(**sizes),
         "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
-        "ouroboros": Ouroboros(draft, guard=False),  # whose drafts do not depend on the time
+        "ouroboros": Ouroboros(draft, adapt=False),  # whose drafts do not depend on the time
         "ouroboros_paper": OuroborosPaper(draft, gamma=4, **sizes),
     }
 

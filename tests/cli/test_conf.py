@@ -177,7 +177,7 @@ def test_values_are_read_as_a_shell_passes_them(monkeypatch, override, value):
 
 def test_bench_end_to_end(run_bench, saved_pair):
     options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
-    options += ["model.dtype=float32", "results_dir=2026_11_27", "decoder.ouroboros.guard=false"]
+    options += ["model.dtype=float32", "results_dir=2026_11_27", "decoder.ouroboros.adapt=false"]
     code, out, err = run_bench(*options, plot=True)
     assert code == 0, err
     assert logging.getLogger("ouroboros.jit").isEnabledFor(logging.WARNING)

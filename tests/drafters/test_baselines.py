@@ -47,7 +47,7 @@ def warm_memory() -> dict:
 
 
 def ouroboros(**changes) -> Callable[[CachedModel], Drafter]:
-    return lambda draft: Ouroboros(draft, guard=False, **changes)
+    return lambda draft: Ouroboros(draft, adapt=False, **changes)
 
 
 def paper(**changes) -> Callable[[CachedModel], Drafter]:
@@ -107,7 +107,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros": ouroboros(),
     "ouroboros flat": ouroboros(costs="flat"),
     "ouroboros eager": ouroboros(costs=EAGER, max_nodes=200),
-    "ouroboros without a draft": lambda _: Ouroboros(guard=False),
+    "ouroboros without a draft": lambda _: Ouroboros(adapt=False),
     "ouroboros task": ouroboros(pool_state="task"),
     "ouroboros loaded": lambda draft: ouroboros(pool_state="loaded", pool=warm_memory())(draft),
     "ouroboros recycle=False": ouroboros(recycle=False),
@@ -237,7 +237,7 @@ def test_a_trimmed_twin_is_wrong_only_where_its_head_lacks_the_token(models, cho
     for drafter in (
         Speculative(twin, gamma=4),
         Speculative(twin, gamma=4, confidence=1e-9),
-        Ouroboros(twin, costs=EAGER, children=1, guard=False),
+        Ouroboros(twin, costs=EAGER, children=1, adapt=False),
     ):
         recorded = StepLog(drafter)
         trace = decode(models.target, recorded, prompt_of(9), max_new=40, choose=choose)
@@ -275,7 +275,7 @@ def test_a_draft_that_reads_the_end_alone_knows_its_positions_and_the_noise(choo
     for drafter in (
         Speculative(draft, gamma=4),
         Speculative(draft, gamma=4, confidence=1e-9),
-        Ouroboros(draft, costs=EAGER, children=1, guard=False),
+        Ouroboros(draft, costs=EAGER, children=1, adapt=False),
     ):
         trace = decode(target, drafter, prompt_of(44), max_new=20, choose=choose)
         assert trace.steps[-1].draft_calls or len(trace.steps) < 3

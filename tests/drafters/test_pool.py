@@ -126,8 +126,8 @@ def test_a_restored_pool_holds_the_same_phrases_and_contexts(entries, before):
 
 PROMPTS = [[1, 4, 5, 4, 5, 4, 6], [3, 1, 4, 5, 1, 4], [6, 4, 5, 2, 1], [4, 5, 4]]
 CARRYING = {
-    "ouroboros": lambda _: Ouroboros(guard=False, pool_state="task"),
-    "ouroboros recycle=False": lambda _: Ouroboros(guard=False, pool_state="task", recycle=False),
+    "ouroboros": lambda _: Ouroboros(adapt=False, pool_state="task"),
+    "ouroboros recycle=False": lambda _: Ouroboros(adapt=False, pool_state="task", recycle=False),
     "paper": lambda draft: OuroborosPaper(draft, gamma=3, ngram_size=3, pool_state="task"),
     "suffix": lambda _: SuffixDecoding(max_tokens=8, factor=4, state="task"),
     "suffix small": lambda _: SuffixDecoding(max_tokens=8, factor=4, state="task", memory=40),

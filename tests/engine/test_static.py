@@ -320,7 +320,7 @@ def test_an_int8_draft_is_captured_and_fused_as_others_are(graphed, choose):
     plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
     small = graphed(draft)
     small.engine.compiled = CompiledLayers(draft, backend="eager")
-    for make in (lambda on: Speculative(on, gamma=3), lambda on: Ouroboros(on, guard=False)):
+    for make in (lambda on: Speculative(on, gamma=3), lambda on: Ouroboros(on, adapt=False)):
         traces = [
             decode(CachedModel(model), make(on), [1, 2, 3], max_new=30, choose=choose)
             for on in (small, CachedModel(draft, engine="eager"))

@@ -22,7 +22,7 @@ DRAFTERS = {
     "speculative": lambda model: Speculative(model, gamma=4, confidence=0.4),
     "lookahead": lambda model: Lookahead(**SIZES),
     "prompt_lookup": lambda model: PromptLookup(max_ngram_size=2, num_tokens=4),
-    "ouroboros": lambda model: Ouroboros(model, guard=False),
+    "ouroboros": lambda model: Ouroboros(model, adapt=False),
     "paper": lambda model: OuroborosPaper(model, gamma=4, **SIZES),
 }
 

@@ -78,10 +78,10 @@ class Predictions(Sequence[int]):
 def replay_decoder(
     config: Mapping, draft: CachedModel | None, costs: Costs, **settings: object
 ) -> Any:
-    """Return a decoder as it is replayed: without the guard, which depends on measured times.
+    """Return a decoder as it is replayed: without adapting to measured times.
     Arguments and errors are those of `make_decoder`."""
-    if "guard" in parameters_of(config, "decoder"):
-        settings = {"guard": False, **settings}
+    if "adapt" in parameters_of(config, "decoder"):
+        settings = {"adapt": False, **settings}
     return make_decoder(config, draft, costs=costs, **settings)
 
 

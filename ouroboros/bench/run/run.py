@@ -217,8 +217,8 @@ def build(
         estimate_ms = costs.target.estimate_ms
         by_nodes = {"call_ms": lambda nodes, context: float(estimate_ms(nodes, context)[-1])}
         pair = Pair(ShardedModel(pair.target, ranks, **by_nodes), pair.draft)
-    guard = config.timing and ranks is None
-    how: dict = {"tokenizer": tokenizer, "guard": guard}
+    adapt = config.timing and ranks is None
+    how: dict = {"tokenizer": tokenizer, "adapt": adapt}
     decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
     if ranks is not None:
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}

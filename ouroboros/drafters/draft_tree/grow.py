@@ -276,6 +276,34 @@ def _next_draft_call(s):
     return count
 
 
+@jit
+def _mark_text_tree(s):
+    """Remember the nodes that would be verified, and their cost, if the draft model were not
+    called."""
+    _list_tree(s)
+    size = _best_size(s, s.tree_size)[0]
+    for place in range(size):
+        s.in_text_tree[s.order[place]] = s.steps
+    s.text_cost = s.verify_cost[size]
+
+
+@jit
+def _text_tokens(s, chosen, path):
+    """Return how many new tokens the text tree would have given, as far as they are known."""
+    tokens = 1.0
+    node = s.order[0]
+    for place in path[1:]:
+        node = s.order[place]
+        if s.in_text_tree[node] != s.steps:
+            return tokens
+        tokens += 1.0
+    for j in range(s.children[node]):
+        child = s.child_node[node, j]
+        if s.child_token[node, j] == chosen[path[-1]] and child >= 0:
+            tokens += 1.0 if s.in_text_tree[child] == s.steps else 0.0
+    return tokens
+
+
 @HostCall
 def begin(states, m, new_tokens, max_depth, max_draft_depth):
     """Append the sequence's new tokens and grow a tree below the last token.
@@ -287,6 +315,7 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     append(s, m, new_tokens)
     s.max_depth = max_depth
     s.max_draft_depth = max_draft_depth
+    s.steps += 1
     s.made = 0
     s.calls = 0
     s.drafted = 0
@@ -294,6 +323,7 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     _set_constants(s)
     make_node(s, m, m.text[s.length - 1], -1)
     _grow(s, m)
+    _mark_text_tree(s)
     return _next_draft_call(s)
 
 
@@ -415,5 +445,8 @@ def learn(states, m, size, chosen, path, ids, shares):
     prior = (1.0 - TREE_DECAY) * EXPECTED  # added every step, so that the prior never decays
     s.expected = TREE_DECAY * s.expected + prior + expected
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
-    s.tokens += float(len(path))
-    s.cost += s.verify_cost[min(size, state.SIZES - 1)] + s.spent
+    s.text_tokens = _text_tokens(s, chosen, path)
+    s.step_tokens = float(len(path))
+    s.step_cost = s.verify_cost[min(size, state.SIZES - 1)] + s.spent
+    s.tokens += s.step_tokens
+    s.cost += s.step_cost

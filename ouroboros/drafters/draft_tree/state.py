@@ -104,21 +104,21 @@ _INTEGERS = {
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
     "noisy": (), "seed": (),
-    # the step: depth limits of tree and draft, nodes assigned, nodes in the tree, draft calls,
-    # nodes of the next draft call, nodes that the draft has scored in this step
-    "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (), "pending": (),
-    "drafted": (),
+    # the step: its number, depth limits of tree and draft, nodes assigned, nodes in the tree, draft
+    # calls, nodes of the next draft call, nodes that the draft has scored in this step
+    "steps": (), "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (),
+    "pending": (), "drafted": (),
     # by node: `occurrence` lists positions of its token in the text, complete from position
     # `complete_from` on, and `match` their match lengths; `draft_row` is its row in the draft's
     # tree, `top_phrase` the best phrase's token, `longest_match` the length of the node's longest
     # match, `room` how many levels may follow below it; `ranks` counts the draft model's ranked
-    # tokens
+    # tokens; `in_text_tree` is the last step in which it was worth verifying without draft calls
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
     "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
     "longest_match": NODES, "room": NODES, "ranks": NODES, "ranked": (NODES, RANKS),
-    "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
-    "child_kind": (NODES, CHILDREN),
+    "in_text_tree": NODES, "children": NODES, "child_token": (NODES, CHILDREN),
+    "child_node": (NODES, CHILDREN), "child_kind": (NODES, CHILDREN),
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone
     # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
@@ -150,6 +150,8 @@ _REALS = {
     "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
+    # the last step: its tokens and cost, and those that it would have had without draft calls
+    "step_tokens": (), "step_cost": (), "text_tokens": (), "text_cost": (),
     # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
     "shared_rate": (), "gain": (),
     # learned: tokens and cost so far, hits and trials of phrases and of the draft model, finds and

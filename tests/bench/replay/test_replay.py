@@ -45,15 +45,15 @@ def decoders(draft: CachedModel) -> dict:
         "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True, state="task"),
         "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
         "pool_only": lambda: Lookahead(**{**SIZES, "window_size": 0}),
-        "unlearning": lambda: Ouroboros(draft, recycle=False, guard=False),
+        "unlearning": lambda: Ouroboros(draft, recycle=False, adapt=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**SIZES),
-        "ouroboros": lambda: Ouroboros(draft, runners_up=False, guard=False),
-        "carrying": lambda: Ouroboros(draft, runners_up=False, pool_state="task", guard=False),
+        "ouroboros": lambda: Ouroboros(draft, runners_up=False, adapt=False),
+        "carrying": lambda: Ouroboros(draft, runners_up=False, pool_state="task", adapt=False),
         "paper": lambda: OuroborosPaper(draft, gamma=4, **SIZES),
     }
 

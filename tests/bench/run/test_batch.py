@@ -45,7 +45,7 @@ def decoders(draft) -> dict:
         "hybrid": lambda: SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
         "recycling": lambda: TokenRecycling(nodes=12),
         "racer": Racer,
-        "ouroboros": lambda: Ouroboros(draft, max_nodes=16, guard=False),
+        "ouroboros": lambda: Ouroboros(draft, max_nodes=16, adapt=False),
         "ouroboros_paper": lambda: OuroborosPaper(draft, gamma=3, **SIZES),
     }
 

@@ -218,7 +218,7 @@ def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature
         model.engine = Static(model.model, model.engine.info, model.cache)
         model.engine.graphs = True
     configs = composed("experiment=gpu_headline", "model.standin=null")["decoder"]
-    made = decoder_factories(configs, draft, guard=False)
+    made = decoder_factories(configs, draft, adapt=False)
     task = TextTask("abcab " * 40, "x", "hello hello", max_new=64)
     bench = bench_of((target, draft), task, made, sampling=Sampling(temperature=temperature))
     samples = ran(bench, tmp_path).load_samples()

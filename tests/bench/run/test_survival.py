@@ -29,7 +29,7 @@ def bench(pair):
     decoders = {
         "greedy": Greedy,
         "speculative": lambda: Speculative(pair[1], gamma=3),
-        "ouroboros": lambda: Ouroboros(pair[1], pool_state="task", guard=False),
+        "ouroboros": lambda: Ouroboros(pair[1], pool_state="task", adapt=False),
         "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4, state="task"),
         "recycling": lambda: TokenRecycling(state="task"),
         "racer": lambda: Racer(state="task"),

@@ -1,0 +1,47 @@
+"""Which arm a step uses: the one with the most tokens per cost, and now and then another."""
+
+import pytest
+
+from ouroboros.drafters.arms import FIRST_LOSS, TRIAL_SHARE, Arm, Arms
+
+
+def simulated(arms: Arms, rates: dict, steps: int, most=Arm.DRAFT, cost=2.0) -> list[Arm]:
+    """Take steps whose arms make `rates` tokens per cost; return the arms used."""
+    used = []
+    for _ in range(steps):
+        arm = arms.next(most)
+        used.append(arm)
+        if arm == Arm.PLAIN:
+            arms.spend(arm, 1.0, 1.0)
+            continue
+        text = cost * rates[Arm.TEXT], cost
+        arms.observe(arm, (cost * rates[arm], cost), text)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("text", "draft", "best"), [(1.2, 2.0, Arm.DRAFT), (1.5, 0.5, Arm.TEXT), (0.7, 0.6, Arm.PLAIN)]
+)
+def test_the_fastest_arm_is_used_and_trials_cost_little(text, draft, best):
+    arms, rates = Arms(), {Arm.PLAIN: 1.0, Arm.TEXT: text, Arm.DRAFT: draft}
+    used = simulated(arms, rates, 2000)
+    lost = sum(1.0 - rates[arm] / rates[best] for arm in used[40:]) * 2.0
+    assert used[40:].count(best) > 0.9 * 1960
+    assert lost <= TRIAL_SHARE * 4000 + FIRST_LOSS + 8.0
+
+
+def test_an_arm_that_becomes_the_fastest_is_found_again():
+    arms = Arms()
+    simulated(arms, {Arm.TEXT: 1.4, Arm.DRAFT: 0.5}, 1000)
+    arms.begin_prompt()
+    assert simulated(arms, {Arm.TEXT: 1.4, Arm.DRAFT: 2.5}, 400)[-100:].count(Arm.DRAFT) > 90
+
+
+def test_without_a_draft_model_the_draft_arm_is_never_used():
+    assert Arm.DRAFT not in simulated(Arms(), {Arm.TEXT: 0.8}, 300, most=Arm.TEXT)
+
+
+def test_reading_a_prompt_pays_if_enough_tokens_are_to_come():
+    arms = Arms()
+    simulated(arms, {Arm.TEXT: 1.25, Arm.DRAFT: 2.5}, 200)  # saves 0.4 plain steps a token
+    assert arms.pays(9.0, 25) and not arms.pays(11.0, 25)
