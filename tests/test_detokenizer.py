@@ -14,24 +14,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from ouroboros.detokenizer import PARTIAL, Detokenizer, StopStrings, text_of
 
 STOP = ("\ndef", "ab\n", "é", "x a")
-PIECES = [
-    "\n",
-    "d",
-    "e",
-    "f",
-    "ef",
-    "ab",
-    "a",
-    "b",
-    "\nd",
-    "é",
-    "ü",
-    " x",
-    "  ",
-    "═",
-    "🎉",
-    PARTIAL,
-]
+PIECES = ["\n", *"def", "ef", "ab", "a", "b", "\nd", "é", "ü", " x", "  ", "═", "🎉", PARTIAL]
 WEIGHTS = [3, 3, 3, 3, 1, 1, 2, 2, 1, 0.2, 1, 2, 1, 1, 1, 0.2]
 
 

@@ -21,7 +21,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     MaxTimeCriteria,
-    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StopStringCriteria,
@@ -31,7 +30,7 @@ from transformers import (
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from ouroboros import CachedModel, Ouroboros, custom_generate, generate
+from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.generate import Generated
 
@@ -82,15 +81,6 @@ class FirstRow(LogitsProcessor):
     def __call__(self, input_ids, scores):
         scores[:, (3 * input_ids[0, -1] + 1) % 13] += 3.0
         return scores
-
-
-class Limited(PrefixConstrainedLogitsProcessor):
-    """A subclass of a transformers processor: allows three ids."""
-
-    reads_text_only = True
-
-    def __init__(self) -> None:
-        super().__init__(lambda row, ids: [3, 5, 7], num_beams=1)
 
 
 class Contains(StoppingCriteria):
@@ -265,7 +255,6 @@ PROCESSED = [
     {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
     {"logits_processor": [Parity()]},
     {"logits_processor": [FirstRow()]},
-    {"logits_processor": [Limited()]},
     {"prefix_allowed_tokens_fn": lambda batch, ids: [(3, 5, 7), (4, 8)][batch]},
 ]
 
@@ -446,16 +435,6 @@ def test_rows_are_decoded_together_each_with_its_streamer(models, door, decoder,
     steps = [len(trace.steps) for trace in out.traces]
     calls = {None: max(steps), 1: sum(steps)}.get(batch_size, len(widths))
     assert calls <= len(widths) < calls + 8 and len(widths) <= sum(steps) + 8
-
-
-def test_a_decoder_of_your_own_decodes_one_row_after_the_other(models):
-    _, target, draft = models
-    ids, mask = padded(PROMPTS).values()
-    options = {"attention_mask": mask, "max_new_tokens": 9}
-    own = Ouroboros(CachedModel(copy.deepcopy(draft)), pool_state="task")
-    found = generate(target, ids, decoder=own, **options)
-    assert torch.equal(found, generate(target, ids, draft=draft, pool_state="task", **options))
-    assert torch.equal(found, generate(target, ids, draft=draft, **options))
 
 
 @both_doors
