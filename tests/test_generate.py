@@ -24,7 +24,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StopStringCriteria,
-    TopKLogitsWarper,
     dynamic_module_utils,
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -300,38 +299,6 @@ def test_a_constraint_may_fail_for_texts_that_decoding_cannot_reach(
     assert found.tolist() == expected
 
 
-@both_doors
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_text_goes_on_after_every_id_was_excluded(models, door, decoder):
-    """Greedily transformers goes on with id 0, which the function forbids, and asks it again."""
-    model, target, draft = models
-
-    def allowed(row: int, ids: torch.Tensor) -> list[int]:
-        last = int(ids[-1])
-        return [5, 6, 7] if last == 0 else [3, 4, 12] if last % 2 else [5, 9, 12]
-
-    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 24}
-    for excluded in (range(9, 13), range(3, 8), range(4, 13)):
-        rule = {**options, "suppress_tokens": [*excluded], "no_repeat_ngram_size": 2}
-        expected = hf(model, **rule)
-        assert 0 in expected[0][6:]
-        for own in (draft, target):
-            found = run(door, target, IDS, draft=own, decoder=decoder, **rule)
-            assert found.tolist() == expected
-
-
-def test_a_callers_warper_comes_before_temperature_and_a_draft_may_be_narrower(models):
-    """With one id left by the caller's own warper, sampling is greedy."""
-    model, target, draft = models
-    options = {**SAMPLING, "max_new_tokens": 20, "logits_processor": [TopKLogitsWarper(1)]}
-    out = run("custom_generate", target, IDS, draft=draft, seed=4, **options)
-    assert out[0].tolist() == plain(model, IDS[0].tolist(), 20)
-    narrow, rule = llama(vocab_size=9), {"max_new_tokens": 30, "repetition_penalty": 1.5}
-    for sampling in ({}, {"do_sample": True, "temperature": 0.8, "seed": 2}):
-        expected = generate(target, IDS, decoder="greedy", **rule, **sampling)
-        assert torch.equal(generate(target, IDS, draft=narrow, **rule, **sampling), expected)
-
-
 CONFIGURED = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
 
 
@@ -520,8 +487,8 @@ class Masking(LogitsProcessor):
 def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     models, decoder, value
 ):
-    """As by transformers; after a rejected draft token they change nothing."""
-    model, target, draft = models
+    """After a rejected draft token they change nothing."""
+    _, target, draft = models
     options = {"draft": draft, "decoder": decoder, "seed": 4, **SAMPLING}
     text = generate(target, IDS, **options)[0].tolist()
     elsewhere = [Masking(lambda t: t != text[: len(t)], value)]
@@ -529,13 +496,8 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     reached = {"logits_processor": [Masking(lambda t: len(t) == 15, value)]}
     with pytest.raises(ValueError, match="no distribution to sample token 15 from"):
         generate(target, IDS, **reached, **options)
-    with pytest.raises(RuntimeError, match="probability"):
-        copy.deepcopy(model).generate(IDS, **reached, **SAMPLING)
     sure = {**options, "draft": target, "stopping_criteria": [Long()]}  # drafts beyond the end
-    ended = generate(target, IDS, **reached, **sure)
-    assert ended[0].tolist() == text[:15]  # nothing is sampled after the end
-    greedy = {"max_new_tokens": 25, **reached}
-    assert generate(target, IDS, draft=draft, **greedy).tolist() == hf(model, **greedy)
+    assert generate(target, IDS, **reached, **sure)[0].tolist() == text[:15]
 
 
 class Long(StoppingCriteria):
@@ -650,14 +612,9 @@ def test_inputs_that_other_code_prepares_are_refused(how):
         generate(model, IDS, max_new_tokens=4)
 
 
-def test_settings_of_a_named_decoder_replace_tuned_ones(monkeypatch):
+def test_settings_of_a_named_decoder_replace_tuned_ones():
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
-    given, module = [], sys.modules["ouroboros.generate"]
-    monkeypatch.setattr(module, "make_decoder", lambda *_, **own: given.append(own) or made)
-    options = {"draft": llama(), "threshold": None, "max_new_tokens": 1}
-    generate(llama(), IDS, decoder="suffix_hybrid", **options)
-    assert given == [{"threshold": None}]
     assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
     assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))

@@ -51,7 +51,6 @@ class Finding:
       completion has ended)
     - `margin`: {dtype name: score of `expected` minus score of `found`}. The token with the highest
       score is chosen; when sampling, scores are filtered logits plus noise
-    - `cut`: {id: its float64 logit minus the lowest logit that the filters keep}
     - `shift`, `noise`: differences of logits, defined in the module's docstring
     """
 
@@ -61,7 +60,6 @@ class Finding:
     expected: int | None = None
     found: int | None = None
     margin: Mapping[str, float] = field(default_factory=dict)
-    cut: Mapping[int, float] = field(default_factory=dict)
     shift: float | None = None
     noise: float | None = None
 
@@ -75,14 +73,13 @@ class Control:
     """The result of scoring standard decoding's completion by transformers' own forward pass, with
     `rows` tokens per call.
 
-    The forward pass chooses another token at `differ` of `positions` positions, first at `first`
-    (None: nowhere). `noise` is the 95th percentile of the logits' rounding error over positions.
+    The forward pass chooses another token at `differ` of `positions` positions. `noise` is the 95th
+    percentile of the logits' rounding error over positions.
     """
 
     rows: int
     positions: int
     differ: int
-    first: int | None
     noise: float
 
 
@@ -133,11 +130,9 @@ class Auditor:
                 logits = plain_logits(self.target.model, prompt, reference, rows=size)
             logits = logits.to(text.exact.device)
             chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
-            pairs = enumerate(zip(chosen, reference, strict=True))
-            wrong = [index for index, (choice, token) in pairs if choice != token]
+            differ = sum(ours != own for ours, own in zip(chosen, reference, strict=True))
             noises.append(logit_noise(logits, text.exact))
-            first, usual = next(iter(wrong), None), usual_noise(noises[-1])
-            measured.append(Control(size, len(chosen), len(wrong), first, usual))
+            measured.append(Control(size, len(chosen), differ, usual_noise(noises[-1])))
         noise = max(torch.cat(noises).tolist(), default=0.0)
         findings: dict[str | None, Finding] = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
@@ -240,12 +235,10 @@ class _ScoredText:
         for dtype, logits in ((torch.float32, self.single), (self.auditor.exact, self.exact)):
             scores = self.scores(logits[index], index)
             margin[str(dtype).removeprefix("torch.")] = float(scores[expected] - scores[found])
-        kept = torch.isfinite(self.scores(exact, index))
-        cut = {} if kept.all() else {t: float(exact[t] - exact[kept].min()) for t in both}
         verdict: Verdict = "numeric tie" if shift <= noise else "BUG"
         side = "within" if shift <= noise else "beyond"
         reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {noise:.2g}"
-        return Finding(verdict, reason, index, expected, found, margin, cut, shift, noise)
+        return Finding(verdict, reason, index, expected, found, margin, shift, noise)
 
 
 def well_ended(

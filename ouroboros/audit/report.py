@@ -138,7 +138,6 @@ def audit_markdown(title: str, rows: Sequence[Row], verdicts: pd.DataFrame) -> s
             "expected, found": f"{finding.get('expected', '-')}, {finding.get('found', '-')}",
             "margin f32": _short(finding.get("margin", {}).get("float32")),
             "margin f64": _short(finding.get("margin", {}).get("float64")),
-            "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
             "shift": _short(finding.get("shift")),
             "noise": _short(finding.get("noise")),
             "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",

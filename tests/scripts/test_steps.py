@@ -163,21 +163,3 @@ def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said
     with tarfile.open(tmp_path / "away" / "compiled.tar.gz") as archive:
         assert archive.getnames() == ["results/compiled/most"]
     assert "not in the archive: results/compiled/more" in done.stderr
-
-
-def test_a_machine_without_packages_installs_the_wheels_or_names_them(tmp_path):
-    """In the checkout, from whatever folder the stage is started."""
-    for name in ("steps.sh", "gpu/common.sh", "gpu/preflight.sh"):
-        (tmp_path / "scripts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "scripts" / name).write_text((SCRIPTS / name).read_text())
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexit 1\n')
-    program.chmod(0o755)
-    stage = ("preflight.sh", tmp_path / "scripts" / "gpu")
-    done = bash(stage[0], cwd=stage[1], PYTHON=str(program))
-    assert done.returncode == 1 and "no wheels in build/gpu" in done.stderr
-    (tmp_path / "build" / "gpu").mkdir(parents=True)
-    (tmp_path / "build" / "gpu" / "one.whl").write_bytes(b"x")
-    assert bash(stage[0], cwd=stage[1], PYTHON=str(program)).returncode == 1
-    asked = (tmp_path / "asked").read_text().splitlines()[-1]
-    assert asked.endswith(f"--target {tmp_path}/build/site build/gpu/one.whl")

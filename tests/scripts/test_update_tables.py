@@ -8,9 +8,7 @@ import pytest
 import update_tables
 from composing import ROOT
 from measured import RUN
-from published_tables import KINDS, over_runs
-
-from ouroboros.bench.metrics.intervals import Interval
+from published_tables import KINDS
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
 OLD = ROOT / "results" / "reference_humaneval"
@@ -147,11 +145,3 @@ def test_batches_have_a_column_for_each_size(tmp_path):
         "decoder": ["racer", "greedy, tokens/s"],
         "4": ["1.50x", "80.0"],
     }
-
-
-def test_a_mean_over_runs_has_a_narrower_interval_than_one_run():
-    wide = Interval(2.0, 1.0, 4.0)
-    both = over_runs([wide, Interval(8.0, 4.0, 16.0)])
-    assert vars(over_runs([wide])) == pytest.approx(vars(wide))
-    assert both.value == pytest.approx(4.0) and both.high == pytest.approx(4.0 * 2 ** (1 / 2**0.5))
-    assert over_runs([Interval(2.0), Interval(8.0, 7.0, 9.0)]) == Interval(4.0)
