@@ -17,7 +17,7 @@ from quick import mostly_slow
 from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
 from ouroboros.bench.run.tree_recorder import Recorder
-from ouroboros.decode import Decoding, DrafterCapabilities, RootOnly, decode, stream, together
+from ouroboros.decode import RootOnly, decode, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import Sampler, argmax
@@ -254,16 +254,6 @@ def test_streaming_grows_one_trace(pair):
     assert [len(t.tokens) for t in stream(cached, drafter, prompt, max_new=0)] == [5]
 
 
-def test_a_decoding_continues_without_a_reset(pair):
-    model, cached = pair
-    tokens = prompt_of(5)
-    truth = plain(model, tokens, 12)
-    for step in (3, 1, 8):
-        decoding = Decoding(cached, RootOnly(), tokens, step)
-        assert len(list(together([decoding], 1))) == len(decoding.trace.steps) == step
-    assert tokens == truth
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_new", "reason"),
     [
@@ -337,14 +327,6 @@ def test_a_drafter_may_see_the_ranks_and_the_text_stays(pair, choose, wrapped):
     drafter = Ranking(truth, seed=3)
     assert decode(pair[1], wrapped(drafter), prompt, max_new=30, choose=choose).tokens == truth
     assert drafter.trees < 25 and drafter.deepest > 2
-
-
-def test_a_drafter_that_says_nothing_has_the_plain_traits():
-    plain = DrafterCapabilities.of(object())
-    assert plain == DrafterCapabilities() and plain.rule(argmax) is argmax
-    drafter = Speculative(CachedModel(llama()), gamma=2, verification="rejection")
-    found, sampler = DrafterCapabilities.of(drafter), Sampler(seed=1)
-    assert found.draft is drafter.draft and found.rule(sampler) is not sampler and not found.ranks
 
 
 class TableTarget(TreeModel):

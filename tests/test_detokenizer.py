@@ -94,14 +94,6 @@ def test_the_text_is_that_of_decoding_all_tokens(tokenizer, skip_special, before
     assert compared > 100
 
 
-@every
-def test_an_id_beyond_the_tokenizer_adds_no_text(tokenizer):
-    first, *rest = ids_of(tokenizer, "abdef")
-    unknown = [len(tokenizer) + 200, 1_000_000]
-    for prompt in ([], unknown):
-        assert text_of(tokenizer, [first, *unknown, *rest], after=prompt).startswith("abdef")
-
-
 def test_a_completion_after_a_special_token_keeps_its_first_space():
     tokenizer = sentencepiece()
     prompt, new = [*ids_of(tokenizer, "ab"), tokenizer.eos_token_id], ids_of(tokenizer, " x")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import llama, prompt_of
+from tiny import prompt_of
 
-from ouroboros import Ouroboros, OuroborosPaper, TokenTree, decode, generate
+from ouroboros import Ouroboros, OuroborosPaper, TokenTree, decode
 from ouroboros.testing import assert_lossless, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
@@ -91,14 +91,6 @@ def test_others_are_told_in_one_line(drafter, error, reason):
     with pytest.raises(error, match=reason) as caught:
         assert_lossless(drafter())
     assert "\n" not in str(caught.value).split("assert")[0].strip()
-
-
-def test_generate_tells_what_is_wrong_with_a_drafter():
-    ids = torch.tensor([prompt_of(5)])
-    cases = (Listing(), "returned a list"), (Mute(), "no method"), (Drafts, "class")
-    for drafter, reason in cases:
-        with pytest.raises(ValueError, match=reason):
-            generate(llama(), ids, decoder=drafter, max_new_tokens=4)
 
 
 def test_greedy_text_of_the_tiny_models_varies():

@@ -132,7 +132,8 @@ class Auditor:
             chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
             differ = sum(ours != own for ours, own in zip(chosen, reference, strict=True))
             noises.append(logit_noise(logits, text.exact))
-            measured.append(Control(size, len(chosen), differ, usual_noise(noises[-1])))
+            usual = float(noises[-1].quantile(USUAL)) if len(chosen) else 0.0
+            measured.append(Control(size, len(chosen), differ, usual))
         noise = max(torch.cat(noises).tolist(), default=0.0)
         findings: dict[str | None, Finding] = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
@@ -174,11 +175,6 @@ def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
     moved = logits.gather(-1, likely) - exact.gather(-1, likely)
     return (moved - moved.median(dim=-1, keepdim=True).values).abs().amax(dim=-1).cpu()
-
-
-def usual_noise(noise: torch.Tensor) -> float:
-    """Return the 95th percentile of the noise over positions."""
-    return float(noise.quantile(USUAL)) if len(noise) else 0.0
 
 
 @dataclass(frozen=True)
