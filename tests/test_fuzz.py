@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_names, decoder_settings, needs_draft
 
-DRAWS = [(torch.float64, 250), (torch.float32, 250), (torch.float64, 12)]
+DRAWS = [(torch.float64, 250), (torch.float32, 250), (torch.float64, 25)]
 NEW = 24
 TOKENS = st.integers(3, 12)
 OPTIONS = {
