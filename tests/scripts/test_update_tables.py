@@ -135,13 +135,3 @@ def test_tasks_show_the_score_and_the_lead_over_the_best_other(tmp_path):
     cells = ["pass@1 0.25", "2.00x [1.50, 2.50]", "racer", "1.20x", "10%, 0.90x"]
     assert list(frame.iloc[1]) == ["mbpp, T = 0.8", *cells]
     assert list(frame.iloc[2]) == ["geometric mean", "", "", "", "1.20x", ""]
-
-
-def test_batches_have_a_column_for_each_size(tmp_path):
-    speedup = {"latency_speedup": {"value": 1.5, "low": 1.5, "high": 1.5}}
-    plain = {"greedy": {"output_throughput": 80.0, **speedup}}
-    frame, _ = KINDS["batches"](of(tmp_path / "b4", {**plain, "racer": speedup}))
-    assert frame.to_dict("list") == {
-        "decoder": ["racer", "greedy, tokens/s"],
-        "4": ["1.50x", "80.0"],
-    }
