@@ -156,3 +156,6 @@ def test_script_saves_a_standin_with_its_tokenizer(tmp_path, monkeypatch):
     assert PreTrainedTokenizerFast.from_pretrained(out)("b").input_ids == [1]
     with pytest.raises(ValueError, match="not an empty folder"):
         command.main(given)
+    command.main([*given[:2], "--out", str(tmp_path / "core again"), "--dtype", "float32"])
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "core again")
+    assert torch.equal(logits(again), logits(make_core())), "without a shape, the core"

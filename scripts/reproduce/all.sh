@@ -64,7 +64,7 @@ peers() {
     [ -n "${DRY:-}" ] || [ -e build/target.gguf ] ||
       "$PYTHON" scripts/save_standin.py --out build/target --gguf build/target.gguf
   fi
-  bench peers experiment=peers "decoder=[$decoders]" "${paths[@]}"
+  bench peers experiment=peers max_new=128 "decoder=[$decoders]" "${paths[@]}"
 }
 
 # Batches of 1, 4 and 16 prompts, where the next prompt takes the place of one that has ended. 3 runs of 4 minutes.
