@@ -46,7 +46,7 @@ def audit_files(
         pairs = zip(names[1:], read[1:], strict=True)
         others = {name: texts[key][1] if key in texts else None for name, texts in pairs}
         if not reference and eos:
-            logits = auditor.score(auditor.exact, prompt, [0])[0]
+            logits = auditor.score(prompt, [0])[0]
             reference = [max(eos, key=logits.tolist().__getitem__)]
         if any(token >= target.vocab_size for token in reference):
             raise ValueError(
