@@ -53,6 +53,11 @@ class Strange(Drafts):
         return TokenTree.chain(tokens[-1], [10**6][: budget - 1])
 
 
+class Negative(Drafts):
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], [-1][: budget - 1])
+
+
 class Endless(Drafts):
     def propose(self, tokens, budget):
         return TokenTree.chain(tokens[-1], tokens[:1] * 50)
@@ -91,6 +96,16 @@ def test_others_are_told_in_one_line(drafter, error, reason):
     with pytest.raises(error, match=reason) as caught:
         assert_lossless(drafter())
     assert "\n" not in str(caught.value).split("assert")[0].strip()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by kernels, by modules
+def test_a_negative_draft_id_is_refused(dtype):
+    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    model = CachedModel(llama(dtype=dtype, **shape), engine="fused")
+    model.prepack()
+    assert model.exact == (dtype == torch.float32)
+    with pytest.raises(ValueError, match="token id -1 is negative"):
+        decode(model, Negative(), prompt_of(5), max_new=4)
 
 
 def test_greedy_text_of_the_tiny_models_varies():
