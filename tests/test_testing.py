@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import prompt_of
+from tiny import llama, prompt_of
 
-from ouroboros import Ouroboros, OuroborosPaper, TokenTree, decode
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode
 from ouroboros.testing import assert_lossless, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
