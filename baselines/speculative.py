@@ -40,8 +40,7 @@ class Rejection(TokenSelector):
     """Selector for the target that accepts draft tokens by rejection sampling.
 
     `sampler` provides warpers and seed; its shared noise is not used. Before each target call, the
-    drafter stores the candidates after each node in `drawn`. `overlap` / `tested` is the expected
-    acceptance rate of first candidates: the mean over tested nodes of 1 - total variation (p, q).
+    drafter stores the candidates after each node in `drawn`.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -49,8 +48,6 @@ class Rejection(TokenSelector):
         self.temperature = sampler.temperature
         self.generator = torch.Generator().manual_seed(sampler.seed % (1 << 63))
         self.drawn: dict[int, Drawn] = {}
-        self.overlap = 0.0
-        self.tested = 0
 
     def draw(self, distribution: torch.Tensor, count: int = 1) -> list[int]:
         """Return `count` independent samples from a distribution, [vocab]."""
@@ -81,8 +78,6 @@ class Rejection(TokenSelector):
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)
-        self.overlap += float(torch.minimum(p[:width], drawn.distribution).sum())
-        self.tested += 1
         for candidate in drawn.candidates:
             ratio = p[candidate] / drawn.distribution[candidate]
             if torch.rand((), generator=self.generator, dtype=torch.float64) < ratio:

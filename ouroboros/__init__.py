@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ouroboros.trace import DecodeTrace, StepRecord
     from ouroboros.tree import TokenTree
 
-__version__ = "0.2.0"
+__version__ = "0.9.0"
 
 _MODULES = {
     "decode": "decode",

@@ -5,7 +5,7 @@
 
 Only the decoding loop is replaced: transformers' `generate` prepares the config, the logits
 processors and the stopping criteria, so its options keep their meaning. Invariant: an option that
-token trees cannot support raises an error that names it; one without effect logs a warning.
+token trees cannot support raises an error that names it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,6 @@ UNSUPPORTED: dict[str, tuple] = {
     "cache_implementation": ("dynamic",),
 }
 """Options that token trees cannot support, each with the values (besides None) still allowed."""
-ASSISTANTS = {name for name in FIELDS if "assistant" in name}
-ASSISTANTS |= {"max_matching_ngram_size", "speculation_type", "target_lookbehind", "use_mtp"}
-"""Options of transformers' own assisted generation, which have no effect."""
-MEMORY = {"prefill_chunk_size", "max_cache_len", "cache_config", "low_memory"}
-MEMORY |= {"compile_config", "disable_compile"}
-"""Options of transformers' own caches and compilation, which have no effect."""
 WARPERS = {TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper}
 """Processors that do not read earlier tokens; a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
@@ -175,12 +169,6 @@ def generate(
         )
     own = {name: value for name, value in options.items() if name in FIELDS}
     settings = {name: value for name, value in options.items() if name not in own}
-    if any(value is None for value in settings.values()):  # a setting may be None
-        kept = decoder_settings(decoder) if decoder in decoder_names() else ()
-        settings = {n: v for n, v in settings.items() if v is not None or n in kept}
-    for name in ("max_new_tokens", "max_length"):
-        if isinstance(value := own.get(name), str):
-            raise ValueError(f"{name}={value!r} is text: give a whole number")
     config = copy.deepcopy(generation_config)
     strings = (config and config.stop_strings) or plain.generation_config.stop_strings
     strings = own.pop("stop_strings", strings)
@@ -274,8 +262,7 @@ class CustomGenerate:
             similar = {*FIELDS, *inspect.signature(generate).parameters}
             names = unknown(strange[0], [*decoder_settings(decoder), theirs], similar)
             raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
-        elif self.draft is not None and not needs_draft(decoder):
-            log.warning(f"draft has no effect: decoder={decoder!r} drafts without a model")
+        elif not needs_draft(decoder):
             self.draft = None
 
     @property
@@ -305,19 +292,6 @@ class CustomGenerate:
                 "prepare_inputs_for_generation was replaced, as PEFT does for soft prompts, which "
                 "are not supported: it would have no effect"
             )
-        hooks = (hook for part in model.modules() for hook in part._forward_pre_hooks.values())
-        if len(input_ids) > 1 and any("adapter_names" in getattr(h, "keywords", ()) for h in hooks):
-            raise ValueError(
-                "adapter_names for several rows is not supported: call generate for each row"
-            )
-        for name in sorted(name for name in MEMORY if getattr(config, name, None)):
-            log.warning(f"{name} has no effect: transformers' caches and compilation are not used")
-        defaults, like = GenerationConfig._get_default_generation_params(), repr(self.decoder)
-        for name in sorted(ASSISTANTS):
-            if getattr(config, name, None) not in (None, False, defaults.get(name)):
-                log.warning(f"{name} has no effect: give the settings of decoder={like} instead")
-        if self.seed is not None and not config.do_sample:
-            log.warning(f"seed={self.seed} has no effect without do_sample=True")
         prompts = _prompts(input_ids, model_kwargs)
         given = [None] * len(prompts) if self.streamer is None else self.streamer
         streamers: Sequence = given if isinstance(given, Sequence) else [given]
@@ -333,12 +307,10 @@ class CustomGenerate:
         pad, device = getattr(config, "_pad_token_tensor", None), input_ids.device
         max_new = max(1, min(lengths, default=config.max_length) - input_ids.shape[-1])
         rows: list[_Row] = []
-        scored = config.return_dict_in_generate and config.output_scores
         for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
             met = [copy.copy(own) for own in criteria] if rows else criteria  # they may count calls
             stop = None if self.stop is None else self.stop(after=prompt)
             rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, stop, device, streamer))
-            rows[-1].scores = _NoScores() if scored else None
         options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
         models = acquire(self.target or model, self.draft, self.owner, **options)
         with models as (target, draft):
@@ -419,7 +391,6 @@ class _Row:
     streamer: BaseStreamer | None
     choose: TokenSelector = argmax
     decoding: Decoding | None = None
-    scores: Any = None  # passed to criteria as their argument `scores`
 
     def begin(self, decoding: Decoding) -> Decoding:
         """Set and return the row's decoding; pass the prompt to the streamer."""
@@ -438,7 +409,7 @@ class _Row:
             text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
             for length in range(self.sent + 1, last + 1):
                 start = text[:, : len(self.padding) + length]
-                if any(_one(met, met(start, self.scores)) for met in self.criteria):
+                if any(met(start, None) for met in self.criteria):  # type: ignore[arg-type]
                     keep = length - len(self.prompt)
                     break
         if keep is not None:
@@ -452,25 +423,6 @@ class _Row:
 
 
 custom_generate = CustomGenerate
-
-
-class _NoScores:
-    """Raises `ValueError` if a criterion reads it: scores are computed after decoding."""
-
-    def _refuse(self, *_: object) -> Any:
-        raise ValueError("a stopping criterion reads scores, which it cannot have: leave it out")
-
-    __bool__ = __len__ = __iter__ = __getitem__ = _refuse
-
-
-def _one(criterion: StoppingCriteria, answer: torch.Tensor | bool) -> bool:
-    """Return a criterion's answer for one row. Raises `ValueError` for more than one answer."""
-    if (found := torch.as_tensor(answer)).numel() > 1:
-        raise ValueError(
-            f"{type(criterion).__name__} answers for {found.numel()} rows, but each row of a batch "
-            "is asked about alone: return one answer for each row of input_ids"
-        )
-    return bool(found)
 
 
 def _scores(

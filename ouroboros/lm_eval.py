@@ -11,7 +11,6 @@ numeric ties.
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
@@ -26,10 +25,11 @@ from ouroboros.generate import DRAFT_CONTEXT, CustomGenerate
 from ouroboros.model_wrappers import Model
 from ouroboros.models.load import model_path
 
-if find_spec("lm_eval") is not None:
+try:
+    from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
-else:  # the harness is optional: this module can be imported without it
-    HFLM = object
+except ImportError:  # the harness is optional: this module can be imported without it
+    HFLM, register_model = object, None
 
 FIGURES = (
     *("output_throughput", "ttft_ms", "e2e_latency_s", "target_forwards_per_token"),
@@ -170,13 +170,11 @@ class OuroborosLM(HFLM):
         }
 
 
-if find_spec("lm_eval") is not None:  # releases after 0.4.13 find the entry point by themselves
-    from lm_eval.api.registry import register_model
-
+if register_model:  # releases after 0.4.13 find the entry point by themselves
     register_model("ouroboros")(OuroborosLM)
 
 if __name__ == "__main__":
-    if find_spec("lm_eval") is None:
+    if not register_model:
         raise SystemExit("lm-eval is missing: pip install 'ouroboros-decoding[lm-eval]'")
     from lm_eval.__main__ import cli_evaluate
 

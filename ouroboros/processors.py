@@ -106,8 +106,7 @@ class Processed(TokenSelector):
             by_depth.setdefault(int(depths[node]), []).append(row)
         text = [*self.padding, *tokens]
         for constraint in self._constraints:
-            constraint.start(len(text))
-        followed = text  # the text that greedy decoding goes through
+            constraint.decoded = len(text)
         for among in by_depth.values():
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
@@ -115,12 +114,6 @@ class Processed(TokenSelector):
             for own in self._encoder:  # transformers 5.17 processes as many rows as these have
                 own.encoder_input_ids = own.encoder_input_ids[:1].expand(len(among), -1)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
-            if self._constraints and self.temperature == 0 and followed in texts:
-                best, token = out[among[texts.index(followed)]].max(-1)
-                if best == -torch.inf:  # as in transformers, the text goes on with this token
-                    for constraint in self._constraints:
-                        constraint.answers[tuple(followed)] = [int(token)]
-                followed = [*followed, int(token)]
         return out[:, :width]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -137,28 +130,23 @@ class Processed(TokenSelector):
 
 
 class Constraint:
-    """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
-    that it forbids, or an end token, because it may fail then; drafts may contain such tokens."""
+    """A `prefix_allowed_tokens_fn` for one row of a batch. It may fail for drafted texts that
+    decoding cannot reach, because of a token that it forbids or an end token: [0] follows them."""
 
     def __init__(self, allowed: Callable, row: int, eos: frozenset[int], prompt_len: int) -> None:
         self.allowed, self.row, self.eos, self.prompt_len = allowed, row, eos, prompt_len
-
-    def start(self, length: int) -> None:
-        """Begin a step. The first `length` tokens are already decoded and need no check."""
-        self.length = length
-        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self.decoded = 0  # tokens of the text before the drafted ones
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the allowed next ids after `ids`; [0] if `ids` has a forbidden or end token."""
-        text = tuple(ids.tolist())
-        if not self.eos.isdisjoint(text[self.prompt_len :]):
+        """Return the allowed next ids after `ids`."""
+        if not self.eos.isdisjoint(ids[self.prompt_len :].tolist()):
             return [0]
-        for end in range(self.length, len(text) + 1):
-            if text[:end] not in self.answers:
-                self.answers[text[:end]] = list(self.allowed(self.row, ids[:end]))
-            if end < len(text) and text[end] not in self.answers[text[:end]]:
-                return [0]
-        return self.answers[text]
+        if len(ids) <= self.decoded:
+            return self.allowed(self.row, ids)
+        try:
+            return list(self.allowed(self.row, ids)) or [0]
+        except Exception:  # of the caller's function
+            return [0]
 
 
 class OneRow(LogitsProcessor):

@@ -44,12 +44,9 @@ SHAPES = {
     "codellama-7b": (4096, 32, 32, 32, 11008, 32016),
     "llama-2-7b": (4096, 32, 32, 32, 11008, 32000),
     "llama-2-70b": (8192, 80, 64, 8, 28672, 32000),
-    "qwen2.5-7b": (3584, 28, 28, 4, 18944, 152064),
-    "qwen2.5-32b": (5120, 64, 40, 8, 27648, 152064),
     "smollm2-360m": (960, 32, 15, 5, 2560, 49152, 64),
 }
-"""The `FIELDS` of named shapes, and the head dimension if it is not 128. Qwen shapes are built as
-Llama."""
+"""The `FIELDS` of named shapes, and the head dimension if it is not 128."""
 
 
 def shape(name: str) -> LlamaConfig:
@@ -76,13 +73,10 @@ def embed(
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
     Rotary parameters, maximum position, activation, special ids, head dimension and generation
-    config are the core's; `core` and `shape` are not modified. Narrower heads than the shape's are
-    as many more, so that weights and KV cache have the same sizes. Embeddings are never tied. The
-    first layers are the core's; further layers add zero. Unused ids have logits of about -1e5 (-inf
-    is possible in float16). `seed` determines the unused weights; they differ between CPU and GPU.
-    In bfloat16, core and stand-in round differently, so compare a stand-in with itself only. A core
-    that was cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary
-    frequencies.
+    config are the core's. Narrower heads than the shape's are as many more, so that weights and KV
+    cache have the same sizes. Embeddings are never tied. The first layers are the core's; further
+    layers add zero. `seed` determines the unused weights. In bfloat16, core and stand-in round
+    differently, so compare a stand-in with itself only.
 
     Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
     Llama model.

@@ -6,9 +6,10 @@ sizes of a large one (its shape).
         model.standin=null model.dtype=bfloat16 decoder.llama_cpp.path=build/target.gguf
 
 The folder holds an ordinary checkpoint and the core's tokenizer; --gguf also writes the same
-weights for llama.cpp (`pip install gguf llama-cpp-python`), without a tokenizer, since a benchmark
-passes token ids. The stand-in computes the same as the core, with the memory traffic of the large
-model: report timings as a stand-in's, never under the large model's name.
+weights for llama.cpp (`pip install llama-cpp-python`), without a tokenizer, since a benchmark
+passes token ids. Without --shape, the core itself is saved. A stand-in computes the same as the
+core, with the memory traffic of the large model: report timings as a stand-in's, never under the
+large model's name.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     core = "the small model: folder, hub id, reference/target or reference/draft (%(default)s)"
     add("--core", default="reference/target", help=core)
-    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
+    add("--shape", help="the large model's, as yi-34b; a wrong name lists them")
     add("--out", required=True, type=Path, help="a new folder")
     add("--gguf", type=Path, help="also write this file for llama.cpp")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
@@ -45,11 +46,13 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ValueError(f"{args.out} is not an empty folder: name another one")
     dtype = getattr(torch, args.dtype)
-    core_model = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
-    model = embed(core_model, shape(args.shape), device="cpu", dtype=dtype)
+    model = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
+    if args.shape:
+        model = embed(model, shape(args.shape), device="cpu", dtype=dtype)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(model_path(args.core)).save_pretrained(args.out)
-    (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
+    if args.shape:
+        (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
     print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
     if args.gguf:
         write_gguf(model, args.gguf)

@@ -15,7 +15,6 @@ from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
 from tiny import CONTEXT, SIZES, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
@@ -241,14 +240,3 @@ def test_a_joint_sequence_scores_by_itself_too():
         assert target.roll(sequence, text, 6, argmax) == expected
         assert sequence.tokens == [*text, *expected[:-1]]
     assert target.cache.length == 0
-
-
-def test_a_sequence_scored_alone_first_leaves_no_text_behind():
-    """Its tokens lie in slots of its own from then on: the next text must not find them in the
-    model's."""
-    target, prompts = CachedModel(llama()), [prompt_of(8, 1), prompt_of(8, 2)]
-    texts = [decode(CachedModel(llama()), RootOnly(), one, max_new=20).tokens for one in prompts]
-    rows = [begin(target, RootOnly(), one, max_new=20) for one in prompts]
-    alone(rows[0].step())
-    assert run(rows, 2) == texts
-    assert decode(target, RootOnly(), prompts[0], max_new=20).tokens == texts[0]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ouroboros.baselines import PromptLookup, Speculative
+from ouroboros.baselines import Speculative
 from quick import mostly_slow
 from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
 from ouroboros.bench.run.tree_recorder import Recorder
-from ouroboros.decode import Decoding, DrafterCapabilities, RootOnly, decode, stream, together
+from ouroboros.decode import RootOnly, decode, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import Sampler, argmax
@@ -171,110 +171,10 @@ def test_an_end_in_the_prompt_is_only_text(pair):
     assert decode(cached, RootOnly(), [5, 2, 2], max_new=5, eos=[2]).tokens == expected
 
 
-@pytest.mark.parametrize("kind", [list, torch.tensor, lambda ids: list(torch.tensor(ids))])
-def test_ends_may_be_tensors(pair, kind):
-    end = plain(pair[0], [5, 2, 2], 1)[-1]
-    assert decode(pair[1], RootOnly(), [5, 2, 2], max_new=5, eos=kind([end])).tokens[3:] == [end]
-
-
 def test_a_cache_resumes_after_an_unrelated_prompt(pair):
     model, cached = pair
     for prompt in ([5], prompt_of(30), [5], [*prompt_of(30)[:12], 4], prompt_of(30), [5, 5]):
         assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
-
-
-CHANGES = {
-    "in place": lambda weight, new: weight.copy_(new),
-    "through data": lambda weight, new: weight.data.copy_(new),
-    "other storage": lambda weight, new: setattr(weight, "data", new),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_prompt_is_fed_again_with_other_weights(pair, change, role):
-    model, draft = copy.deepcopy(pair[0]), noisy(pair[0])
-    cached = {"target": CachedModel(model), "draft": CachedModel(draft)}
-    changed, prompt, calls = cached[role], prompt_of(25, 7), []
-    for other in (llama(seed=5), llama(seed=6), pair[0]):
-        decode(cached["target"], Speculative(cached["draft"], gamma=3), prompt, max_new=8)
-        with torch.no_grad():
-            for weight, new in zip(changed.model.parameters(), other.parameters(), strict=True):
-                CHANGES[change](weight, new.clone())
-        trace = decode(cached["target"], Speculative(cached["draft"], gamma=3), prompt, max_new=8)
-        assert trace.tokens == plain(model, prompt, 8)
-        calls.append(sum(step.draft_caught_up for step in trace.steps))
-    assert role == "target" or min(calls) >= len(prompt) - 1
-
-
-PARTS = ["q_proj", "v_proj", "up_proj", "layernorm", "lm_head"]
-
-
-@pytest.mark.parametrize("part", mostly_slow(PARTS, quick=["layernorm"]))
-def test_a_write_to_one_kind_of_weights_is_noticed(part):
-    """As an adapter is merged, through data: into some projections of each layer, or one alone."""
-    model = llama(num_hidden_layers=32)
-    cached, prompt = CachedModel(model), prompt_of(25, 7)
-    named = [weight for name, weight in model.named_parameters() if part in name]
-    for weights in (named, named[-1:]):
-        decode(cached, RootOnly(), prompt, max_new=8)
-        for weight in weights:
-            weight.data.mul_(-1.5)
-        assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
-
-
-def test_a_write_to_weights_made_in_inference_mode_is_noticed():
-    with torch.inference_mode():
-        model = llama()
-    cached, prompt = CachedModel(model), prompt_of(25, 7)
-    for _ in range(2):
-        assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
-        with torch.inference_mode():
-            for weight in model.parameters():
-                weight.mul_(-1.5)
-
-
-def test_a_prompt_of_tensors_is_drafted_from(pair):
-    model, prompt = CachedModel(copy.deepcopy(pair[0])), prompt_of(4) * 5
-    traces = [
-        decode(model, PromptLookup(max_ngram_size=2, num_tokens=3), own, max_new=20)
-        for own in (prompt, list(torch.tensor(prompt)))
-    ]
-    assert traces[0].tokens == traces[1].tokens
-    assert len(traces[0].steps) == len(traces[1].steps) and type(traces[1].tokens[0]) is int
-
-
-def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
-    model = llama()
-    cached, prompt, embed = CachedModel(model), prompt_of(25, 7), model.get_input_embeddings()
-
-    def steer(module, _, out):
-        out = out * getattr(module, "scaling", {"a": 1.0})["a"]
-        return out.flip(-1) if getattr(module, "active_adapters", ["a"]) == ["a"] else out
-
-    texts = []
-    for change in (
-        lambda: None,
-        lambda: embed.register_forward_hook(steer),
-        lambda: setattr(embed, "active_adapters", ["b"]),
-        lambda: setattr(embed, "active_adapters", ["a"]),
-        lambda: setattr(embed, "scaling", {"a": 1.0}),
-        lambda: embed.scaling.update(a=-3.0),  # of PEFT's layers, by set_scale
-    ):
-        change()
-        texts.append(decode(cached, RootOnly(), prompt, max_new=8).tokens)
-        assert texts[-1] == plain(model, prompt, 8)
-    assert texts[0] == texts[2] != texts[1] == texts[4] != texts[5]
-
-
-def test_a_prompt_that_was_fed_under_autocast_is_fed_again():
-    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 2}
-    model = llama(dtype=torch.float32, **shape)
-    cached, prompt = CachedModel(model), prompt_of(25, 7)
-    for autocast in (True, False):
-        with torch.autocast("cpu", enabled=autocast):
-            decode(cached, RootOnly(), prompt, max_new=8)
-        assert cached.resident.caught_up == len(prompt) - 1
 
 
 def test_a_model_serves_one_thread_at_a_time(pair, monkeypatch):
@@ -354,16 +254,6 @@ def test_streaming_grows_one_trace(pair):
     assert [len(t.tokens) for t in stream(cached, drafter, prompt, max_new=0)] == [5]
 
 
-def test_a_decoding_continues_without_a_reset(pair):
-    model, cached = pair
-    tokens = prompt_of(5)
-    truth = plain(model, tokens, 12)
-    for step in (3, 1, 8):
-        decoding = Decoding(cached, RootOnly(), tokens, step)
-        assert len(list(together([decoding], 1))) == len(decoding.trace.steps) == step
-    assert tokens == truth
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_new", "reason"),
     [
@@ -437,14 +327,6 @@ def test_a_drafter_may_see_the_ranks_and_the_text_stays(pair, choose, wrapped):
     drafter = Ranking(truth, seed=3)
     assert decode(pair[1], wrapped(drafter), prompt, max_new=30, choose=choose).tokens == truth
     assert drafter.trees < 25 and drafter.deepest > 2
-
-
-def test_a_drafter_that_says_nothing_has_the_plain_traits():
-    plain = DrafterCapabilities.of(object())
-    assert plain == DrafterCapabilities() and plain.rule(argmax) is argmax
-    drafter = Speculative(CachedModel(llama()), gamma=2, verification="rejection")
-    found, sampler = DrafterCapabilities.of(drafter), Sampler(seed=1)
-    assert found.draft is drafter.draft and found.rule(sampler) is not sampler and not found.ranks
 
 
 class TableTarget(TreeModel):

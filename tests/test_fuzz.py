@@ -1,8 +1,8 @@
 """Generation options x batches x architectures x decoders against transformers' own generation.
 
 The greedy text of every draw is transformers' own; the sampled text is that of standard decoding
-with the same noise, which tests/test_select.py compares with transformers' processors. Rerun with
-`pytest tests/test_fuzz.py --hypothesis-seed=N` under another profile for other draws.
+with the same noise, which tests/test_select.py compares with transformers' processors. `make test`
+takes a few of the 500 draws of `make test-all`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from architectures import SUPPORTED, config_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tiny import build, noisy, prompt_of
+from tiny import build, mostly_slow, noisy, prompt_of
 from transformers import PreTrainedModel
 
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_names, decoder_settings, needs_draft
 
-pytestmark = pytest.mark.slow
+DRAWS = [(torch.float64, 250), (torch.float32, 250), (torch.float64, 25)]
 NEW = 24
 TOKENS = st.integers(3, 12)
 OPTIONS = {
@@ -92,15 +92,22 @@ def interrupting(at: int):
     return interrupt
 
 
-@settings(
-    max_examples=120,
-    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.data())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
-    draw = data.draw
+@pytest.mark.parametrize(("dtype", "draws"), mostly_slow(DRAWS, quick=DRAWS[2:]))
+def test_no_option_architecture_or_decoder_changes_a_token(dtype, draws):
+    @settings(
+        max_examples=draws,
+        phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def compared(data) -> None:
+        compare(dtype, data.draw)
+
+    compared()
+
+
+def compare(dtype: torch.dtype, draw) -> None:
+    """Compare one draw with transformers' text, by both entry points, after an interruption too."""
     names = set(SUPPORTED)
     if dtype == torch.float64:  # transformers' eager attention makes NaN of float64 padding
         names -= {"gemma2", "vaultgemma"}

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
-import sys
-from contextlib import suppress
-from functools import partial
 from types import MethodType
 
-import numpy as np
 import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import ROOT
 from ouroboros.baselines import Greedy, HFGenerate, PromptLookup
-from ouroboros.baselines.hf import LOG
 from parts import run_peer
-from tiny import CONTEXT, VOCAB, llama, plain, prompt_of
+from tiny import CONTEXT, llama, plain, prompt_of
 from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     MaxTimeCriteria,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StopStringCriteria,
-    TopKLogitsWarper,
     dynamic_module_utils,
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from ouroboros import CachedModel, Ouroboros, custom_generate, generate
+from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.generate import FIELDS, Generated, _prompts
-from ouroboros.processors import Constraint
+from ouroboros.generate import Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
 IDS = torch.tensor(PROMPTS[:1])
@@ -86,15 +76,6 @@ class FirstRow(LogitsProcessor):
     def __call__(self, input_ids, scores):
         scores[:, (3 * input_ids[0, -1] + 1) % 13] += 3.0
         return scores
-
-
-class Limited(PrefixConstrainedLogitsProcessor):
-    """A subclass of a transformers processor: allows three ids."""
-
-    reads_text_only = True
-
-    def __init__(self) -> None:
-        super().__init__(lambda row, ids: [3, 5, 7], num_beams=1)
 
 
 class Contains(StoppingCriteria):
@@ -167,6 +148,12 @@ def test_generate_takes_wrapped_models_a_drafter_and_settings(models):
     assert generate(wrapped, IDS, decoder=drafter, max_new_tokens=20)[0].tolist() == expected
     itself = generate(target, IDS, draft=target, decoder="speculative", max_new_tokens=20)
     assert itself[0].tolist() == expected
+    rule = {"max_new_tokens": 8, "return_dict_in_generate": True}
+    assert generate(target, IDS, assistant_model=draft, **rule).draft_calls
+    with pytest.raises(ValueError, match="draft and assistant_model are the same option"):
+        generate(target, IDS, draft=draft, assistant_model=draft)
+    with pytest.raises(ValueError, match="model='a/folder' is a str, not a model: give one"):
+        generate("a/folder", IDS)
 
 
 def test_custom_generate_keeps_its_pool_between_prompts(models):
@@ -252,18 +239,11 @@ def test_a_seed_fixes_the_sample_whatever_the_decoder_and_the_door(models, setti
 
 
 PROCESSED = [
-    {"repetition_penalty": 1.3},
     {"repetition_penalty": 1.3, "do_sample": True, "temperature": 1.4, "top_k": 8},
-    {"no_repeat_ngram_size": 2},
-    {"encoder_repetition_penalty": 1.6, "encoder_no_repeat_ngram_size": 2},
-    {"min_new_tokens": 12, "eos_token_id": [4, 7, 9]},
-    {"bad_words_ids": [[3], [4, 5]], "suppress_tokens": [7]},
-    {"typical_p": 0.5, "do_sample": True},
     {"sequence_bias": {(6,): 3.0, (8, 9): -5.0}, "do_sample": True, "min_p": 0.1},
     {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
     {"logits_processor": [Parity()]},
     {"logits_processor": [FirstRow()]},
-    {"logits_processor": [Limited()]},
     {"prefix_allowed_tokens_fn": lambda batch, ids: [(3, 5, 7), (4, 8)][batch]},
 ]
 
@@ -284,96 +264,29 @@ def test_processors_that_read_the_text_are_applied_to_each_nodes_own_path(models
 
 
 @both_doors
-def test_a_constraint_is_asked_about_allowed_texts_only(models, door):
+@pytest.mark.parametrize("decoder", ["greedy", "lookahead", "ouroboros_paper", "ouroboros"])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3, "suppress_tokens": [0]}])
+def test_a_constraint_may_fail_for_texts_that_decoding_cannot_reach(
+    models, door, decoder, sampling
+):
+    """Drafts contain forbidden tokens, and tokens after an end."""
     model, target, draft = models
-    tokens = {row: [t for t in range(3, 13) if (t + row) % 3] for row in range(13)}
-
-    def allowed(row: int, ids: torch.Tensor) -> list[int]:
-        text = ids.tolist()
-        for before, token in itertools.pairwise(text[6:]):
-            assert token in tokens[before], "a forbidden text"
-        return tokens[text[-1]] if len(text) > 6 else list(tokens)
-
-    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 30}
-    expected = hf(model, **options)
-    for decoder in DECODERS:
-        assert run(door, target, IDS, draft=draft, decoder=decoder, **options).tolist() == expected
-
-
-@both_doors
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_text_goes_on_after_every_id_was_excluded(models, door, decoder):
-    """Greedily transformers goes on with id 0, which the function forbids, and asks it again."""
-    model, target, draft = models
-
-    def allowed(row: int, ids: torch.Tensor) -> list[int]:
-        last = int(ids[-1])
-        return [5, 6, 7] if last == 0 else [3, 4, 12] if last % 2 else [5, 9, 12]
-
-    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 24}
-    for excluded in (range(9, 13), range(3, 8), range(4, 13)):
-        rule = {**options, "suppress_tokens": [*excluded], "no_repeat_ngram_size": 2}
-        expected = hf(model, **rule)
-        assert 0 in expected[0][6:]
-        for own in (draft, target):
-            found = run(door, target, IDS, draft=own, decoder=decoder, **rule)
-            assert found.tolist() == expected
-
-
-def test_a_constraint_is_never_asked_what_follows_the_end():
-    constraint = Constraint(lambda row, ids: [5, 9] if 9 not in ids else [], 0, frozenset({9}), 1)
-    constraint.start(1)
-    assert [constraint(0, torch.tensor(ids)) for ids in ([3], [3, 5], [3, 9])] == [
-        [5, 9],
-        [5, 9],
-        [0],
-    ]
-
-
-@pytest.mark.parametrize("decoder", ["lookahead", "ouroboros_paper"])
-def test_a_draft_after_which_no_id_is_left_is_no_error(models, decoder):
-    """A window's guesses and rejected phrases may be forbidden texts."""
-    own = {"draft": models[2]} if decoder == "ouroboros_paper" else {}
-    rule = {"prefix_allowed_tokens_fn": lambda row, ids: [3, 5, 7, 9], "suppress_tokens": [0]}
-    rule |= {"do_sample": True, "max_new_tokens": 20, "eos_token_id": [5, 9]}
-    for seed in range(8):
-        expected = generate(models[1], IDS, decoder="greedy", seed=seed, **rule)
-        found = generate(models[1], IDS, decoder=decoder, window_size=4, seed=seed, **own, **rule)
-        assert torch.equal(found, expected)
-
-
-@both_doors
-def test_a_draft_model_is_not_asked_what_follows_the_end_either(models, door):
-    model, target, draft = models
+    tokens = {row: [t for t in range(3, 13) if (t + row) % 3] for row in range(3, 13)}
 
     def allowed(row: int, ids: torch.Tensor) -> list[int]:
         text = ids.tolist()[6:]
-        return [3, 5, 7, 9] if len(text) < 6 else {6: [12]}[len(text)]
+        for before, token in itertools.pairwise(text):
+            {token: 0 for token in tokens[before] if token != 12}[token]  # or KeyError
+        return tokens[text[-1]] if text else [3, 4]
 
-    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 20, "eos_token_id": 12}
-    expected = hf(model, **options)
-    for decoder, own in (("speculative", target), ("ouroboros", draft), ("lookahead", None)):
-        assert run(door, target, IDS, draft=own, decoder=decoder, **options).tolist() == expected
-
-
-def test_a_criterion_answers_for_the_row_that_it_was_given(models):
-    def of_batch(ids, scores):
-        return torch.tensor([True, False])
-
-    with pytest.raises(ValueError, match="function answers for 2 rows, but each row of a batch"):
-        generate(models[0], IDS, stopping_criteria=[of_batch], max_new_tokens=3)
-
-
-def test_a_callers_warper_comes_before_temperature_and_a_draft_may_be_narrower(models):
-    """With one id left by the caller's own warper, sampling is greedy."""
-    model, target, draft = models
-    options = {**SAMPLING, "max_new_tokens": 20, "logits_processor": [TopKLogitsWarper(1)]}
-    out = run("custom_generate", target, IDS, draft=draft, seed=4, **options)
-    assert out[0].tolist() == plain(model, IDS[0].tolist(), 20)
-    narrow, rule = llama(vocab_size=9), {"max_new_tokens": 30, "repetition_penalty": 1.5}
-    for sampling in ({}, {"do_sample": True, "temperature": 0.8, "seed": 2}):
-        expected = generate(target, IDS, decoder="greedy", **rule, **sampling)
-        assert torch.equal(generate(target, IDS, draft=narrow, **rule, **sampling), expected)
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 30, "eos_token_id": 12}
+    if sampling:
+        expected = run(door, target, IDS, decoder="greedy", **options, **sampling).tolist()
+    else:
+        expected = hf(model, **options)
+    own = draft if needs_draft(decoder) else None
+    found = run(door, target, IDS, draft=own, decoder=decoder, **options, **sampling)
+    assert found.tolist() == expected
 
 
 CONFIGURED = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
@@ -393,42 +306,6 @@ def test_the_models_own_configuration_is_honoured_whole(models, door):
     assert run(door, model, IDS, **rule)[0].tolist() == expected
     given = GenerationConfig(repetition_penalty=3.0)
     assert run(door, model, IDS, generation_config=given, **rule)[0].tolist() == expected
-
-
-def test_options_of_transformers_own_assistants_are_a_warning(models, caplog):
-    model, draft = models[:2]
-    options = {"draft": draft, "max_new_tokens": 2}
-    named = [
-        "num_assistant_tokens",
-        *({"speculation_type", "target_lookbehind", "use_mtp"} & FIELDS),
-    ]
-    for name in named:
-        generate(model, IDS, decoder="speculative", **{name: 1}, **options)
-        assert f"{name} has no effect: give the settings of decoder='spec" in caplog.text
-    caplog.clear()
-    generate(model, IDS, gamma=9, decoder="speculative", **options)
-    assert "has no effect" not in caplog.text
-    generate(model, IDS, decoder="lookahead", **options)
-    assert "draft has no effect: decoder='lookahead' drafts without a model" in caplog.text
-
-
-@both_doors
-def test_assistants_options_in_a_config_are_a_warning(models, door, caplog):
-    for options in ({}, {"num_assistant_tokens": 3, "assistant_early_exit": 1}):
-        given = GenerationConfig(max_new_tokens=2, **options)
-        run(door, models[0], IDS, generation_config=given)
-        assert all(f"{name} has no effect" in caplog.text for name in options)
-        assert bool(options) == ("has no effect" in caplog.text)
-
-
-@both_doors
-def test_options_without_effect_are_a_warning(models, door, caplog):
-    run(door, models[0], IDS, seed=3, max_new_tokens=2, prefill_chunk_size=4)
-    assert "prefill_chunk_size has no effect" in caplog.text
-    assert "seed=3 has no effect without do_sample=True" in caplog.text
-    caplog.clear()
-    run(door, models[0], IDS, seed=3, max_new_tokens=2, do_sample=True)
-    assert "seed" not in caplog.text
 
 
 @both_doors
@@ -456,52 +333,12 @@ def test_a_peer_runs_under_the_choice_it_is_given_and_no_other(models, mode):
     assert model.generation_config.to_dict() == before
 
 
-def test_transformers_deprecation_of_its_own_calls_is_not_logged(models):
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.Logger.warning_once.cache_clear()
-    LOG.addHandler(handler)
-    draft = CachedModel(copy.deepcopy(models[2]))
-    peer = HFGenerate("assisted", draft=draft)
-    run_peer(peer, CachedModel(models[0]), IDS[0].tolist(), max_new=8)
-    LOG.warning("another")
-    LOG.removeHandler(handler)
-    assert messages == ["another"] and not LOG.filters
-
-
 def padded(prompts: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:
     """A tokenizer's batch, padded on the left."""
     width = max(map(len, prompts))
     ids = [[pad] * (width - len(p)) + p for p in prompts]
     mask = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-BATCHES = [
-    {"max_new_tokens": 20},
-    {"max_length": 20},
-    {"max_new_tokens": 30, "eos_token_id": [4, 9], "pad_token_id": 11},
-    {"max_new_tokens": 20, "repetition_penalty": 1.4},
-    {"max_new_tokens": 20, "encoder_repetition_penalty": 1.6, "encoder_no_repeat_ngram_size": 2},
-    {"max_length": 30, "min_length": 22, "eos_token_id": 4},
-    {"max_new_tokens": 30, "stopping_criteria": [Contains(5, 8)], "eos_token_id": 12},
-    {"max_new_tokens": 20, "prefix_allowed_tokens_fn": lambda row, ids: [3 + row, 5, 7]},
-]
-with suppress(ValueError):  # transformers 5.17 takes no length for each row
-    processor = RepetitionPenaltyLogitsProcessor(1.6, torch.tensor([9, 4, 7]))
-    BATCHES.append({"max_new_tokens": 20, "logits_processor": [processor]})
-
-
-@both_doors
-@pytest.mark.parametrize("options", BATCHES, ids=lambda options: "-".join(options))
-def test_a_padded_batch_is_transformers_own(models, options, door):
-    model, target, draft = models
-    batch = padded(PROMPTS)
-    ids, mask = batch.values()
-    expected = copy.deepcopy(model).generate(**batch, do_sample=False, **options)
-    out = run(door, target, ids, attention_mask=mask, draft=draft, **options)
-    assert torch.equal(out, expected)
 
 
 @both_doors
@@ -516,7 +353,7 @@ def test_rows_are_decoded_together_each_with_its_streamer(models, door, decoder,
         ids, attention_mask=mask, do_sample=False, **{**options, "decoder": None}
     )
     streamers, widths = [Collected() for _ in PROMPTS], []
-    generate(target, IDS, max_new_tokens=1)  # wraps the target: calls of its trial are not counted
+    generate(target, ids, attention_mask=mask, max_new_tokens=1)  # its trials are not counted
     hook = target.register_forward_pre_hook(
         lambda _, __, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
     )
@@ -529,23 +366,6 @@ def test_rows_are_decoded_together_each_with_its_streamer(models, door, decoder,
     steps = [len(trace.steps) for trace in out.traces]
     calls = {None: max(steps), 1: sum(steps)}.get(batch_size, len(widths))
     assert calls <= len(widths) < calls + 8 and len(widths) <= sum(steps) + 8
-
-
-def test_a_decoder_of_your_own_decodes_one_row_after_the_other(models):
-    _, target, draft = models
-    ids, mask = padded(PROMPTS).values()
-    options = {"attention_mask": mask, "max_new_tokens": 9}
-    own = Ouroboros(CachedModel(copy.deepcopy(draft)), pool_state="task")
-    found = generate(target, ids, decoder=own, **options)
-    assert torch.equal(found, generate(target, ids, draft=draft, pool_state="task", **options))
-    assert torch.equal(found, generate(target, ids, draft=draft, **options))
-
-
-def test_a_batch_samples_each_row_with_noise_of_its_own(models):
-    _, target, draft = models
-    out = generate(target, torch.cat([IDS, IDS]), seed=4, draft=draft, **SAMPLING)
-    assert out[0].tolist() != out[1].tolist()
-    assert torch.equal(out[1:], generate(target, IDS, seed=5, draft=draft, **SAMPLING))
 
 
 @both_doors
@@ -585,34 +405,13 @@ def test_several_sequences_of_a_prompt_are_samples_of_their_own(models, door):
     for row in range(3):
         alone = generate(target, IDS, decoder="greedy", seed=4 + row, **SAMPLING)
         assert torch.equal(out[row : row + 1], alone)
+    encoder = {"encoder_repetition_penalty": 1.6, "encoder_no_repeat_ngram_size": 2}
+    options = {"draft": draft, "seed": 4, **SAMPLING, **encoder}
+    ids = torch.tensor([prompt_of(9), prompt_of(9, 1)])
+    out = run(door, target, ids, num_return_sequences=2, **options)
+    assert torch.equal(out, run(door, target, ids.repeat_interleave(2, dim=0), **options))
     with pytest.raises(ValueError, match="num_return_sequences"):
         run(door, target, IDS, num_return_sequences=2, max_new_tokens=4)
-
-
-@both_doors
-def test_sequences_of_a_prompt_are_processed_with_its_own_text(models, door):
-    _, target, draft = models
-    encoder = {"encoder_repetition_penalty": 1.6, "encoder_no_repeat_ngram_size": 2}
-    options, ids = {"seed": 4, **SAMPLING, **encoder}, torch.tensor([prompt_of(9), prompt_of(9, 1)])
-    out = run(door, target, ids, draft=draft, num_return_sequences=2, **options)
-    doubled = ids.repeat_interleave(2, dim=0)
-    assert torch.equal(out, run(door, target, doubled, draft=draft, **options))
-
-
-def test_embeddings_instead_of_ids_are_refused(models):
-    _, target, draft = models
-    embeddings = target.get_input_embeddings()(IDS)
-    with pytest.raises(ValueError, match="inputs_embeds is not supported"):
-        target.generate(inputs_embeds=embeddings, custom_generate=custom_generate(draft=draft))
-
-
-def test_adapters_of_several_rows_are_refused(models):
-    target = copy.deepcopy(models[1])
-    names = partial(lambda own, args, kwargs, adapter_names: None, adapter_names=["a", "b"])
-    target.register_forward_pre_hook(names, with_kwargs=True)  # as PEFT does
-    with pytest.raises(ValueError, match="adapter_names for several rows"):
-        generate(target, IDS.repeat(2, 1), max_new_tokens=4)
-    assert len(generate(target, IDS, max_new_tokens=4)) == 1
 
 
 def test_scores_and_logits_are_transformers_own(models):
@@ -652,8 +451,8 @@ class Masking(LogitsProcessor):
 def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     models, decoder, value
 ):
-    """As by transformers; after a rejected draft token they change nothing."""
-    model, target, draft = models
+    """After a rejected draft token they change nothing."""
+    _, target, draft = models
     options = {"draft": draft, "decoder": decoder, "seed": 4, **SAMPLING}
     text = generate(target, IDS, **options)[0].tolist()
     elsewhere = [Masking(lambda t: t != text[: len(t)], value)]
@@ -661,23 +460,8 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     reached = {"logits_processor": [Masking(lambda t: len(t) == 15, value)]}
     with pytest.raises(ValueError, match="no distribution to sample token 15 from"):
         generate(target, IDS, **reached, **options)
-    with pytest.raises(RuntimeError, match="probability"):
-        copy.deepcopy(model).generate(IDS, **reached, **SAMPLING)
     sure = {**options, "draft": target, "stopping_criteria": [Long()]}  # drafts beyond the end
-    ended = generate(target, IDS, **reached, **sure)
-    assert ended[0].tolist() == text[:15]  # nothing is sampled after the end
-    greedy = {"max_new_tokens": 25, **reached}
-    assert generate(target, IDS, draft=draft, **greedy).tolist() == hf(model, **greedy)
-
-
-def test_a_criterion_that_reads_scores_is_refused(models):
-    def unsure(ids, scores):
-        return bool(scores) and scores[-1].softmax(-1).max() < 0.5
-
-    options = {"stopping_criteria": [unsure], "max_new_tokens": 8}
-    assert generate(models[0], IDS, **options).tolist() == hf(models[0], max_new_tokens=8)
-    with pytest.raises(ValueError, match="criterion reads scores"):
-        generate(models[0], IDS, **options, output_scores=True, return_dict_in_generate=True)
+    assert generate(target, IDS, **reached, **sure)[0].tolist() == text[:15]
 
 
 class Long(StoppingCriteria):
@@ -706,27 +490,6 @@ def test_a_criterion_counts_the_tokens_of_each_row(models, door):
     assert out.tolist() == hf(model, ids, stopping_criteria=[Counts()], **options)
 
 
-@both_doors
-def test_what_transformers_takes_is_taken(models, door):
-    model, target, draft = models
-    options = {"max_new_tokens": 30.0, "stopping_criteria": [Long()]}
-    out = run(door, target, IDS, draft=draft, **options)
-    assert out.tolist() == hf(model, max_new_tokens=30, stopping_criteria=[Long()])
-    large = run(door, target, IDS, draft=draft, seed=2**64 + 5, **SAMPLING)
-    assert torch.equal(large, run(door, target, IDS, draft=draft, seed=5, **SAMPLING))
-    assert run(door, target, IDS, seed=np.int64(2**63 - 1), **SAMPLING).shape == large.shape
-
-
-def test_assistant_model_is_the_draft(models):
-    _, target, draft = models
-    rule = {"max_new_tokens": 8, "return_dict_in_generate": True}
-    assert generate(target, IDS, assistant_model=draft, **rule).draft_calls
-    own = custom_generate(assistant_model=draft)
-    assert target.generate(IDS, custom_generate=own, **rule).draft_calls
-    with pytest.raises(ValueError, match="draft and assistant_model are the same option"):
-        generate(target, IDS, draft=draft, assistant_model=draft)
-
-
 WRONG = [
     ({"num_beams": 3}, "num_beams=3"),
     ({"watermarking_config": {"bias": 2.0}}, "WatermarkLogitsProcessor"),
@@ -750,7 +513,6 @@ WRONG = [
 OF_GENERATE = [
     ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: pass it to"),
     ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "draft": llama()}, "draft: pass it"),
-    ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a whole number"),
     ({"max_new_token": 8}, "did you mean max_new_tokens"),
     ({"max_node": 8}, "did you mean max_nodes"),
     ({"sede": 8}, r"mean seed\?\); choose from .*, transformers' generation options \("),
@@ -772,57 +534,40 @@ def test_what_is_wrong_is_named(models, door, options, reason):
         run(door, models[1], options.pop("ids", IDS), **options)
 
 
-def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
-    inputs = dict.fromkeys(("pixel_values", "inputs_embeds"), torch.zeros(1, 6))
-    own = DynamicCache((torch.zeros(2, 1, 1, 3, 1),))
-    inputs |= {"position_ids": IDS, "past_key_values": own, "cache": own}
-    inputs |= {"mm_encoder_outputs": {"image": torch.zeros(1, 6)}}
-    axes = torch.arange(6).expand(4, 1, 6)  # positions of multimodal models; there are no images
-    assert _prompts(IDS, {"mm_encoder_outputs": {}, "position_ids": axes}) == IDS.tolist()
-    for name, value in inputs.items():
-        with pytest.raises(ValueError, match=name):
-            custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
-    with pytest.raises(ValueError, match="model='a/folder' is a str, not a model: give one"):
-        generate("a/folder", IDS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pixel_values", torch.zeros(1, 6)),
+        ("inputs_embeds", torch.zeros(1, 6)),
+        ("position_ids", IDS),
+        ("past_key_values", DynamicCache((torch.zeros(2, 1, 1, 3, 1),))),
+        ("mm_encoder_outputs", {"image": torch.zeros(1, 6)}),
+    ],
+)
+def test_an_input_that_would_be_ignored_is_refused(models, name, value):
+    with pytest.raises(ValueError, match=name):
+        custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
 
 
-def test_inputs_that_another_object_prepares_are_refused():
-    """As with PEFT's prompt tuning, which puts embeddings before the prompt and puts back the
-    model's own method afterwards."""
-    model, own = llama(), llama().prepare_inputs_for_generation
-    rule = {"max_new_tokens": 4, "custom_generate": custom_generate()}
-    model.prepare_inputs_for_generation, own = own, model.prepare_inputs_for_generation
-    with pytest.raises(ValueError, match="soft prompts, which are not supported"):
-        model.generate(IDS, **rule)
-    model.prepare_inputs_for_generation = own
-    assert model.generate(IDS, **rule)[0].tolist() == plain(model, PROMPTS[0], 4)
+@pytest.mark.parametrize("how", ["subclass", "method"])
+def test_inputs_that_other_code_prepares_are_refused(how):
+    """As with PEFT's prompt tuning, which puts embeddings before the prompt."""
 
-
-@pytest.mark.parametrize("how", ["subclass", "method", "function"])
-def test_inputs_that_the_callers_own_code_prepares_are_refused(how):
-    def prepare(model, input_ids, attention_mask=None, **inputs):
-        inputs = {"attention_mask": attention_mask, **inputs}
-        prepared = type(llama()).prepare_inputs_for_generation(model, input_ids, **inputs)
-        return prepared | {"input_ids": (prepared["input_ids"] + 1) % VOCAB}
+    def prepare(model, input_ids, **inputs):
+        return type(llama()).prepare_inputs_for_generation(model, input_ids, **inputs)
 
     model, name = llama(), "prepare_inputs_for_generation"
     if how == "subclass":
         model.__class__ = type("Own", (type(model),), {name: prepare})
     else:
-        setattr(model, name, {"method": MethodType, "function": partial}[how](prepare, model))
-    assert plain(model, PROMPTS[0], 4) != plain(llama(), PROMPTS[0], 4)
-    with pytest.raises(ValueError, match=name):
+        setattr(model, name, MethodType(prepare, model))
+    with pytest.raises(ValueError, match=f"{name} was replaced"):
         generate(model, IDS, max_new_tokens=4)
 
 
-def test_settings_of_a_named_decoder_replace_tuned_ones(monkeypatch):
+def test_settings_of_a_named_decoder_replace_tuned_ones():
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
-    given, module = [], sys.modules["ouroboros.generate"]
-    monkeypatch.setattr(module, "make_decoder", lambda *_, **own: given.append(own) or made)
-    options = {"draft": llama(), "threshold": None, "max_new_tokens": 1}
-    generate(llama(), IDS, decoder="suffix_hybrid", **options)
-    assert given == [{"threshold": None}]
     assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
     assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
@@ -854,9 +599,3 @@ def test_the_hubs_folder_works_through_transformers_itself(models, tmp_path, mon
     assert out[0].tolist() == expected
     with pytest.raises(ValueError, match="num_beams=3"):
         target.generate(IDS, num_beams=3, **HUB)
-    given, module = [], sys.modules["ouroboros.generate"]
-    made = module.CustomGenerate
-    monkeypatch.setattr(module, "CustomGenerate", lambda **own: given.append(own) or made(**own))
-    options = {"threshold": None, "draft_context": None, "max_new_tokens": 1, **HUB}
-    target.generate(IDS, decoder="suffix_hybrid", assistant_model=draft, **options)
-    assert given[0]["threshold"] is None and given[0]["draft_context"] is None

@@ -82,17 +82,6 @@ def test_completions_are_those_of_hf(evaluate, plain, decoder):
     assert json.dumps(found)
 
 
-def test_a_stop_string_ends_a_completion_at_its_last_token(evaluate):
-    model = OuroborosLM(**PAIR, **OPTIONS)
-    evaluate(model)
-    ended = 0
-    for sample in model.samples:
-        whole, before = (model.tok_decode(sample.new_tokens[:end]) for end in (None, -1))
-        ended += any(stop in whole for stop in STOPS)
-        assert not any(stop in before for stop in STOPS)
-    assert ended
-
-
 def test_what_would_spoil_the_figures_is_refused():
     model = OuroborosLM(**PAIR, max_nodes=8, **OPTIONS)
     assert model.get_model_info()["ouroboros"]["completions"] == 0, "the warm-up is not counted"

@@ -9,7 +9,7 @@ import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode, generate
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode
 from ouroboros.testing import assert_lossless, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
@@ -45,7 +45,7 @@ class Listing(Drafts):
 class Spoiling(Drafts):
     def propose(self, tokens, budget):
         tokens.append(3)
-        return TokenTree.chain(tokens[-2], [tokens.pop() and 4, tokens.append(5) or 5])
+        return TokenTree.chain(tokens[-2], [])
 
 
 class Strange(Drafts):
@@ -98,14 +98,6 @@ def test_others_are_told_in_one_line(drafter, error, reason):
     assert "\n" not in str(caught.value).split("assert")[0].strip()
 
 
-def test_generate_tells_what_is_wrong_with_a_drafter():
-    ids = torch.tensor([prompt_of(5)])
-    cases = (Listing(), "returned a list"), (Mute(), "no method"), (Drafts, "class")
-    for drafter, reason in cases:
-        with pytest.raises(ValueError, match=reason):
-            generate(llama(), ids, decoder=drafter, max_new_tokens=4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by kernels, by modules
 def test_a_negative_draft_id_is_refused(dtype):
     shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
@@ -119,9 +111,3 @@ def test_a_negative_draft_id_is_refused(dtype):
 def test_greedy_text_of_the_tiny_models_varies():
     for seed in range(3):  # or else a wrong draft would never matter
         assert len(set(decode(tiny_model(seed), Greedy(), prompt_of(5), max_new=40).tokens)) > 2
-
-
-@pytest.mark.parametrize("none", [{"seeds": range(0)}, {"temperatures": ()}], ids=str)
-def test_a_test_of_nothing_is_refused(none):
-    with pytest.raises(ValueError, match="nothing is tested"):
-        assert_lossless(Greedy(), **none)

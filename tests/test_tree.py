@@ -103,23 +103,6 @@ def test_lookahead_masks_follow_the_published_rule(ngram_size):
         assert set(tree.logit_nodes) == {0, *map(where.get, itertools.chain(*guesses))} | read
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 2, 5, 12])
-def test_ouroboros_masks_follow_the_published_rule(gamma):
-    """Each of K suffixes sees the whole draft chain and its own prefix, no other suffix."""
-    for k, length in itertools.product((0, 1, 3, 6), (1, 2, 4, 6)):
-        suffixes = [[1000 + i * length + j for j in range(length)] for i in range(k)]
-        tree = TokenTree.chain(0, range(1, gamma + 1)).graft(suffixes, at=gamma)
-        chain, size = gamma + 1, gamma + 1 + k * length
-        expected = np.zeros((size, size), dtype=bool)
-        expected[:chain, :chain] = np.tri(chain, dtype=bool)
-        expected[chain:, :chain] = True
-        for i in range(k):
-            block = slice(chain + i * length, chain + (i + 1) * length)
-            expected[block, block] = np.tri(length, dtype=bool)
-        assert (tree.ancestors() == expected).all()
-        assert tree.depths().tolist() == [*range(chain), *[*range(chain, chain + length)] * k]
-
-
 @given(trees())
 def test_ancestors_depths_and_paths_are_those_of_the_parents(tree):
     for node in range(len(tree)):

@@ -15,7 +15,7 @@ filters, noise, processors) chooses the other token.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -49,9 +49,8 @@ class Finding:
 
     - `index`: the first new token that differs; `expected`, `found`: the two ids there (None: the
       completion has ended)
-    - `margin`: {dtype name: score of `expected` minus score of `found`}. The token with the highest
+    - `margin`: the float64 score of `expected` minus that of `found`. The token with the highest
       score is chosen; when sampling, scores are filtered logits plus noise
-    - `cut`: {id: its float64 logit minus the lowest logit that the filters keep}
     - `shift`, `noise`: differences of logits, defined in the module's docstring
     """
 
@@ -60,14 +59,13 @@ class Finding:
     index: int | None = None
     expected: int | None = None
     found: int | None = None
-    margin: Mapping[str, float] = field(default_factory=dict)
-    cut: Mapping[int, float] = field(default_factory=dict)
+    margin: float | None = None
     shift: float | None = None
     noise: float | None = None
 
     def to_dict(self) -> dict:
         """Return the non-empty fields, in the form of audit.jsonl."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
+        return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,13 @@ class Control:
     """The result of scoring standard decoding's completion by transformers' own forward pass, with
     `rows` tokens per call.
 
-    The forward pass chooses another token at `differ` of `positions` positions, first at `first`
-    (None: nowhere). `noise` is the 95th percentile of the logits' rounding error over positions.
+    The forward pass chooses another token at `differ` of `positions` positions. `noise` is the 95th
+    percentile of the logits' rounding error over positions.
     """
 
     rows: int
     positions: int
     differ: int
-    first: int | None
     noise: float
 
 
@@ -91,8 +88,8 @@ class Auditor:
     tokens in `rows`.
 
     `exact` is the reference precision: float64, or float32 for a quick audit of a half-precision
-    run. Copies of the model in this precision and in float32 are created on first use. With float64
-    they take 12 bytes per weight in total.
+    run. A copy of the model in this precision is created on first use; in float64 it takes 8 bytes
+    per weight.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class Auditor:
         exact: torch.dtype = torch.float64,
     ) -> None:
         self.target, self.exact, self.rows = target, exact, tuple(rows)
-        self._copies: dict[torch.dtype, PreTrainedModel] = {}
+        self._copy: PreTrainedModel | None = None
 
     def judge(
         self,
@@ -133,22 +130,21 @@ class Auditor:
                 logits = plain_logits(self.target.model, prompt, reference, rows=size)
             logits = logits.to(text.exact.device)
             chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
-            pairs = enumerate(zip(chosen, reference, strict=True))
-            wrong = [index for index, (choice, token) in pairs if choice != token]
+            differ = sum(ours != own for ours, own in zip(chosen, reference, strict=True))
             noises.append(logit_noise(logits, text.exact))
-            first, usual = next(iter(wrong), None), usual_noise(noises[-1])
-            measured.append(Control(size, len(chosen), len(wrong), first, usual))
+            usual = float(noises[-1].quantile(USUAL)) if len(chosen) else 0.0
+            measured.append(Control(size, len(chosen), differ, usual))
         noise = max(torch.cat(noises).tolist(), default=0.0)
         findings: dict[str | None, Finding] = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
         return findings | {None: text.worst(noise)}, measured
 
-    def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-        """Return the logits of each new token from a copy in `dtype`, [len(new), vocab] float64."""
-        if dtype not in self._copies:
-            self._copies[dtype] = recast(self.target.model, dtype, self.target.device)
-        return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
+    def score(self, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+        """Return the exact logits of each new token, [len(new), vocab] float64."""
+        if self._copy is None:
+            self._copy = recast(self.target.model, self.exact, self.target.device)
+        return plain_logits(self._copy, prompt, new, rows=WHOLE)
 
     def _finding(
         self, text: _ScoredText, noise: float, index: int | None, new: Sequence[int] | None
@@ -181,14 +177,9 @@ def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return (moved - moved.median(dim=-1, keepdim=True).values).abs().amax(dim=-1).cpu()
 
 
-def usual_noise(noise: torch.Tensor) -> float:
-    """Return the 95th percentile of the noise over positions."""
-    return float(noise.quantile(USUAL)) if len(noise) else 0.0
-
-
 @dataclass(frozen=True)
 class _ScoredText:
-    """A prompt and new tokens, with their logits in the exact precision and in float32."""
+    """A prompt and new tokens, with their logits in the exact precision."""
 
     auditor: Auditor
     prompt: Sequence[int]
@@ -197,11 +188,7 @@ class _ScoredText:
 
     @cached_property
     def exact(self) -> torch.Tensor:
-        return self.auditor.score(self.auditor.exact, self.prompt, self.new)
-
-    @cached_property
-    def single(self) -> torch.Tensor:
-        return self.auditor.score(torch.float32, self.prompt, self.new)
+        return self.auditor.score(self.prompt, self.new)
 
     def choices(self, logits: torch.Tensor) -> list[int]:
         """Return the token that `choose` selects at each position (a row of `logits`)."""
@@ -236,16 +223,12 @@ class _ScoredText:
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))
             for token in both
         )
-        margin = {}
-        for dtype, logits in ((torch.float32, self.single), (self.auditor.exact, self.exact)):
-            scores = self.scores(logits[index], index)
-            margin[str(dtype).removeprefix("torch.")] = float(scores[expected] - scores[found])
-        kept = torch.isfinite(self.scores(exact, index))
-        cut = {} if kept.all() else {t: float(exact[t] - exact[kept].min()) for t in both}
+        scores = self.scores(exact, index)
+        margin = float(scores[expected] - scores[found])
         verdict: Verdict = "numeric tie" if shift <= noise else "BUG"
         side = "within" if shift <= noise else "beyond"
         reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {noise:.2g}"
-        return Finding(verdict, reason, index, expected, found, margin, cut, shift, noise)
+        return Finding(verdict, reason, index, expected, found, margin, shift, noise)
 
 
 def well_ended(

@@ -34,11 +34,8 @@ def audit_files(
     Decoders are named by the files' stems. Raises `ValueError` for a line that cannot be read, and
     for a prompt that is missing or different in the first file.
     """
-    names = [
-        path.stem if len({p.stem for p in files}) == len(files) else str(path) for path in files
-    ]
-    if len(set(names)) < len(names):
-        raise ValueError("a file is named twice: give each once")
+    unique = len({path.stem for path in files}) == len(files)
+    names = [path.stem if unique else str(path) for path in files]
     read = [_completions(target, path, frozenset(eos)) for path in files]
     for path, completions in zip(files, read, strict=True):
         for key, (prompt, _) in completions.items():
@@ -49,7 +46,7 @@ def audit_files(
         pairs = zip(names[1:], read[1:], strict=True)
         others = {name: texts[key][1] if key in texts else None for name, texts in pairs}
         if not reference and eos:
-            logits = auditor.score(auditor.exact, prompt, [0])[0]
+            logits = auditor.score(prompt, [0])[0]
             reference = [max(eos, key=logits.tolist().__getitem__)]
         if any(token >= target.vocab_size for token in reference):
             raise ValueError(

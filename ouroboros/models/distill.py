@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import random
-import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -122,7 +121,6 @@ def distill(
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
     given = {"target": target.model.name_or_path, **asdict(recipe), "prompts": digest}
     _check_resumed(work / "settings.json", given)
-    _check_disk(target.model, len(layers), folder)
     held_out, texts, spent_s = written(target, prompts, recipe, work)
     ids = frequent_ids(target, texts, min(recipe.head, target.vocab_size))
     draft = pruned(target.model, layers)
@@ -171,17 +169,6 @@ def _check_resumed(path: Path, settings: dict) -> None:
             old = "other prompts" if name == "prompts" else f"{name}={before[name]}"
             where = f"{path.parent.parent} was begun with {old}"
             raise ValueError(f"{where}: give the same options to resume, or another out")
-
-
-def _check_disk(model: Any, layers: int, folder: Path) -> None:
-    """Raise `ValueError` unless the disk has room for two checkpoints and the draft. torch hides
-    the reason when it fails to write."""
-    tables = model.model.embed_tokens.weight.numel() + model.lm_head.weight.numel()
-    body = layers * sum(weight.numel() for weight in model.model.layers[0].parameters())
-    needed, free = 4 * (3 * tables + 5 * body), shutil.disk_usage(folder).free
-    if needed > free:
-        sizes = f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB free"
-        raise ValueError(f"the disk of {folder} is full ({sizes}): free some space, or give out=")
 
 
 def written(

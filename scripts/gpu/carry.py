@@ -1,8 +1,6 @@
 """Collect wheels for a GPU machine without network, and check the size of the transfer.
 
-    git sparse-checkout set --no-cone '/*' '!/results/'     leaves out what no stage reads
     python scripts/gpu/carry.py                             fills build/gpu with wheels
-    git sparse-checkout disable                             afterwards: restores results/
 
 The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, without those that
 the machine has (`HAS`, or --has FILE). Prints the size of each part of the checkout, including

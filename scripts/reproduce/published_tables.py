@@ -1,13 +1,12 @@
 """The kinds of tables in README and docs, each made from one or more results folders.
 
 Each function takes folders and returns a frame of text cells, at most six columns, and notes for
-the line below the table. Numbers come from the folders' summary.json, tuning.json, and so on.
+the line below the table. Numbers come from the folders' summary.json.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,28 +20,14 @@ from ouroboros.bench.run.pair import model_names
 Table = tuple[pd.DataFrame, list[str]]
 SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # share of prompts slower, smallest speedup
 NEAR_TIES = "{ties} of {compared}, at near ties (scores differ by up to {largest_difference:.2f})"
+SCORES = ("pass@1", "exact_match", "bleu", "rougeL")
+"""Names of task scores; a table shows the first that a run has."""
 NAMES = {
     "ouroboros": "Ouroboros",
-    "ours_cold": "Ouroboros (cold)",
-    "ours_task": "Ouroboros (warm)",
     "ouroboros_warm": "Ouroboros (warm)",
-    "ouroboros_text": "Ouroboros, no draft model",
     "ouroboros_paper": "published (cold)",
     "ouroboros_paper_warm": "published (warm)",
-    "paper_4_cold": "published, gamma 4 (cold)",
-    "paper_4_task": "published, gamma 4 (warm)",
-    "paper_12_cold": "published, gamma 12 (cold)",
-    "paper_12_task": "published, gamma 12 (warm)",
-    "speculative_4": "speculative, gamma 4",
-    "speculative_12": "speculative, gamma 12",
-    "warm": "phrases kept (warm)",
-    "no_draft": "no draft model",
-    "no_judging": "phrases not scored by the draft",
-    "no_tree": "one child per node",
-    "one_node_a_draft_call": "one node per draft call",
-    "small_tree": "at most 24 nodes",
     "hf_assisted_constant": "transformers' assisted, constant",
-    "hf_assisted_defaults": "transformers' assisted, defaults",
     "llama_cpp": "llama.cpp",
     "llama_cpp_lookup": "llama.cpp, prompt lookup",
 }
@@ -85,71 +70,38 @@ def headline(path: Path) -> Table:
     ]
 
 
-def counts(*paths: Path) -> Table:
-    """Return calls and cost per token of each decoder in each run."""
-    rows = [
-        {
-            "run": label(path) if len(paths) > 1 else "-",
-            "decoder": title(name),
-            "target calls/token": cell(row["target_forwards_per_token"], 3),
-            "draft calls/token": cell(row["draft_forwards_per_token"], 3),
-            "cost/token": cell(row["cost_per_token"], 3, ""),
-            "Ouroboros' lead": "" if name == "ouroboros" else cell(row.get("cost_vs_ouroboros")),
-        }
-        for path in paths
-        for name, row in read(path)["decoders"].items()
-    ]
-    costs = f"cost predicted with {read(paths[0])['costs']}, in target calls of one node"
-    shared = [part for part in setting(paths[0]) if all(part in setting(path) for path in paths)]
-    return pd.DataFrame(rows), [*shared, costs]
-
-
-def drafters(*paths: Path) -> Table:
-    """Return Ouroboros' speedup over greedy and lead over the best other decoder, by run: measured,
-    or predicted for runs without times.
+def tasks(*paths: Path) -> Table:
+    """Return Ouroboros' score, its speedup over greedy and its lead over the best other decoder, by
+    run, and the geometric mean of the leads.
 
     The best other decoder is the fastest one that is not a variant of Ouroboros; it is chosen on
-    the same samples, which favours it. Raises `ValueError` for runs with different settings.
+    the same samples, which favours it.
     """
-    found = [read(path) for path in paths]
-    timed = found[0]["timed"]
-    notes = [
-        setting(path)[2:] if one["timed"] else [f"predicted with {one['costs']}"]
-        for path, one in zip(paths, found, strict=True)
-    ]
-    if any(note != notes[0] for note in notes):
-        raise ValueError(f"{paths[0].parent}: runs of different settings or costs in one table")
-    measure = "latency" if timed else "predicted"
-    rows, leads, speedups = [], [], []
-    for path, one in zip(paths, found, strict=True):
-        ours = one["decoders"]["ouroboros"]
+    rows, leads = [], []
+    for path in paths:
+        decoders = read(path)["decoders"]
+        ours = decoders["ouroboros"]
         others = {
             name: lead
-            for name, row in one["decoders"].items()
-            if not name.startswith("ouroboros") and (lead := row[f"{measure}_vs_ouroboros"])
+            for name, row in decoders.items()
+            if not name.startswith("ouroboros") and (lead := row["latency_vs_ouroboros"])
         }
         name = min(others, key=lambda name: others[name]["value"])
         leads.append(Interval(**others[name]))
-        speedups.append(ours[f"{measure}_speedup"])
+        score = next((key for key in SCORES if ours.get(f"score.{key}")), None)
         rows.append(
             {
                 "run": label(path),
-                "tokens/s": cell(ours["output_throughput"], 1) if timed else "-",
-                "speedup" if timed else "speedup (predicted)": cell(speedups[-1]),
+                "score": f"{score} {cell(ours[f'score.{score}']['value'])}" if score else "-",
+                "speedup": cell(ours["latency_speedup"]),
                 "best other": title(name),
                 "lead over best other": cell(others[name]),
-                "slower prompts, worst": SLOWER.format(**ours) if timed else "-",
-                "verdict": "-" if timed else leads[-1].significance,
+                "slower prompts, worst": SLOWER.format(**ours),
             }
         )
-    if len({read(path, "run.json")["task"]["name"] for path in paths}) > 1:
-        mean = over_runs(leads)  # over several tasks, not over lengths of one task
-        last = {"run": "geometric mean", "lead over best other": cell(vars(mean))}
-        if not timed:
-            factor = float(gmean([one["value"] for one in speedups]))
-            last |= {"speedup (predicted)": cell(factor, 2, "x"), "verdict": mean.significance}
-        rows.append(last)
-    return pd.DataFrame(rows).fillna(""), notes[0]
+    rows.append({"run": "geometric mean", "lead over best other": cell(vars(over_runs(leads)))})
+    dtypes = dict.fromkeys(read(path, "run.json")["model"]["dtype"] for path in paths)
+    return pd.DataFrame(rows).fillna(""), [setting(paths[0])[1], *dtypes]
 
 
 def batches(*paths: Path) -> Table:
@@ -206,79 +158,13 @@ def verdicts(*paths: Path) -> Table:
     return pd.DataFrame(rows), ["completions of all decoders but greedy, compared with greedy's"]
 
 
-def tuning(*paths: Path) -> Table:
-    """Return how much slower the configured settings, and those tuned for the other costs, are than
-    the best settings found."""
-    found, rows = [read(path, "tuning.json") for path in paths], []
-    for row in (row for one in found for row in one["report"]):
-        carried = (v for key, v in row.items() if key.startswith("best by ") and v is not None)
-        cells = {key: row[key] for key in ("costs", "configured", "best found", "regret")}
-        cells["tuned for other costs"] = next(carried, None)
-        shown = {key: significant(value) for key, value in cells.items()}
-        rows.append({"decoder": title(row["decoder"])} | shown)
-    texts = dict.fromkeys(f"replays of {one['texts']} recorded texts" for one in found)
-    return pd.DataFrame(rows), ["predicted speedup", *texts]
-
-
-def host(path: Path) -> Table:
-    """Return host milliseconds per sequence and step, by decoder (rows) and context length or
-    number of sequences (columns)."""
-    rows: dict[str, dict] = {}
-    for row in read(path, "host.json"):
-        cells = rows.setdefault(row["decoder"], {"decoder": title(row["decoder"])})
-        alone = row.get("sequences", 1) == 1
-        column = f"{row['context']} tokens" if alone else f"{row['sequences']} sequences"
-        cells[column] = cell(row["ms_per_step"])
-    return pd.DataFrame(rows.values()), ["host time per step in ms, by context length"]
-
-
-def call_times(path: Path) -> Table:
-    """Return ms per call: a row per model, dtype and engine, a column per number of rows."""
-    times = pd.read_csv(path / "call_times.csv")
-    rows = []
-    for name, part in times.groupby(["model", "dtype", "engine"], sort=False):
-        ms = part.set_index("rows")["ms"]
-        cells = {f"{n} row{'s' * (n > 1)}": cell(ms[n], 1) for n in (1, 4, 8, 16, 64)}
-        rows.append({"call": ", ".join(map(str, name))} | cells)
-    return pd.DataFrame(rows), ["ms per call", "256 cached tokens"]
-
-
-def lm_eval(path: Path) -> Table:
-    """Return score and speed of each decoder, from lm-evaluation-harness' results files."""
-    rows = []
-    for found in (read(path, file.name) for file in path.glob("*.json")):
-        if speed := found.get("config", {}).get("ouroboros"):  # not provenance.json, hf.json
-            (task,) = found["results"].values()
-            drafted = speed["speculative_decoding"] or {}
-            rows.append(
-                {
-                    "decoder": title(speed["decoder"]),
-                    "chrf": cell(task["chrf,none"]),
-                    "tokens/s": cell(speed["output_throughput"], 1),
-                    "TTFT (ms)": cell(speed["ttft_ms"], 0),
-                    "target calls/token": cell(speed["target_forwards_per_token"], 3),
-                    "acceptance length": cell(drafted.get("mean_acceptance_length")),
-                }
-            )
-    rows.sort(key=lambda row: -float(row["target calls/token"]))
-    return pd.DataFrame(rows), [
-        "completions of every decoder equal those of the harness' hf model",
-        "float32",
-    ]
-
-
-KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
-    "headline": (headline, "summary.json"),
-    "counts": (counts, "summary.json"),
-    "drafters": (drafters, "summary.json"),
-    "batches": (batches, "summary.json"),
-    "verdicts": (verdicts, "summary.json"),
-    "tuning": (tuning, "tuning.json"),
-    "host": (host, "host.json"),
-    "call_times": (call_times, "call_times.csv"),
-    "lm_eval": (lm_eval, "greedy.json"),
+KINDS: Mapping[str, Callable[..., Table]] = {
+    "headline": headline,
+    "tasks": tasks,
+    "batches": batches,
+    "verdicts": verdicts,
 }
-"""The function of each kind of table (a marker's first word), and the file that it reads."""
+"""The function of each kind of table: a marker's first word."""
 
 
 def read(path: Path, name: str = "summary.json"):
@@ -295,7 +181,9 @@ def setting(path: Path) -> list[str]:
     prompts = f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}"
     return [
         f"{run['task']['name']}, {prompts}",
-        "stand-in of the " * bool(model["standin"]) + model_names(model),
+        "a small pair in the layer sizes of " + " + ".join(filter(None, shapes.values()))
+        if (shapes := model["standin"])
+        else model_names(model),
         model["dtype"],
         f"T = {temperature:g}" if temperature else "greedy (T = 0)",
         *filter(None, [summary.get("busy")]),
@@ -305,16 +193,11 @@ def setting(path: Path) -> list[str]:
 def label(path: Path) -> str:
     """Return the label of a run from its folder's name.
 
-    >>> label(Path("cnndm_t08")), label(Path("t10_bf16")), label(Path("c512")), label(Path("both"))
-    ('cnndm, T = 0.8', 'T = 1.0, bf16', '512 tokens', 'both')
+    >>> label(Path("cnndm_t08")), label(Path("humaneval_t0"))
+    ('cnndm, T = 0.8', 'humaneval, T = 0')
     """
-    if found := re.fullmatch(r"c(\d+)", path.name):
-        return f"{found[1]} tokens"
-    found = re.fullmatch(r"(?:(\w+)_)?t(\d)(\d?)(?:_(\w+))?", path.name)
-    if not found:
-        return path.name.replace("_", " ")
-    temperature = f"T = {found[2]}" + (f".{found[3]}" if found[3] else "")
-    return ", ".join(filter(None, (found[1], temperature, found[4])))
+    task, _, temperature = path.name.partition("_t")
+    return f"{task}, T = {'.'.join(temperature)}" if temperature.isdigit() else path.name
 
 
 def title(decoder: str) -> str:
@@ -329,10 +212,3 @@ def cell(value: float | Mapping | None, digits: int = 2, unit: str | None = None
     if isinstance(value, Mapping):
         return Interval(**value).text(digits, "x" if unit is None else unit)
     return f"{value:.{digits}f}{unit or ''}"
-
-
-def significant(value: object) -> str:
-    """Return a number with three significant digits, or anything else, as text."""
-    if value is None:
-        return "-"
-    return f"{value:#.3g}" if isinstance(value, float) else str(value)

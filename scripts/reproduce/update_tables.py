@@ -34,9 +34,8 @@ from ouroboros.bench.run.identity import provenance, sources_hash
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
-RECORDS = ("run.json", "tuning.json", MADE_BY)
+RECORDS = ("run.json", MADE_BY)
 """Files with the provenance of a folder; the first that exists is used."""
-REPORTS = ("summary.md", "tuning.md")
 
 
 def table(marker: str, root: Path, place: Path) -> str:
@@ -48,21 +47,22 @@ def table(marker: str, root: Path, place: Path) -> str:
     paths = folders_of(marker, root)
     if not paths:
         return f"*Not measured yet: `scripts/reproduce/all.sh {Path(folders[0]).parts[1]}`.*"
-    frame, notes = KINDS[kind][0](*paths)
+    frame, notes = KINDS[kind](*paths)
     frame = frame.fillna("-").loc[:, lambda table: ~table.isin(["-", ""]).all()]
     align = ["left", *["right"] * (frame.shape[1] - 1)]
     text = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
     links = []
     for folder in (root / name for name in folders):
-        file = next((folder / name for name in REPORTS if (folder / name).exists()), folder)
+        report = folder / "summary.md"
+        file = report if report.exists() else folder
         links.append(f"[{folder.name}]({Path(os.path.relpath(file, place)).as_posix()})")
     return f"{text}\n\n*{' · '.join([*notes, *measured_on(paths), *links])}*"
 
 
 def folders_of(marker: str, root: Path) -> list[Path]:
-    """Return the folders in or below a marker's folders that contain the file its table reads."""
-    kind, *folders = marker.split()
-    return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
+    """Return the folders of runs in or below a marker's folders."""
+    _, *folders = marker.split()
+    return [path.parent for f in folders for path in sorted((root / f).rglob("summary.json"))]
 
 
 def made_by(path: Path) -> Mapping:
@@ -70,7 +70,7 @@ def made_by(path: Path) -> Mapping:
     for name in RECORDS:
         if (path / name).exists():
             found = json.loads((path / name).read_text("utf-8"))
-            if found := found.get("provenance") or found.get("about", {}).get("provenance"):
+            if found := found.get("provenance"):
                 return found
     return {}
 

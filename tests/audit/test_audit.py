@@ -10,14 +10,12 @@ import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import CONTEXT, gpt2, llama, mostly_slow, noisy, plain, prompt_of
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit import audit
 from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
-from ouroboros.processors import Processed
 from ouroboros.select import Sampler, argmax
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
@@ -48,15 +46,6 @@ def with_engine(kind: type[Eager], model) -> CachedModel:
     made = CachedModel(model, engine="eager")
     made.engine = kind(model, made.engine.info, made.cache)
     return made
-
-
-class WrongPosition(Eager):
-    """Branching trees are scored one position too far."""
-
-    def forward(self, ids, positions, mask, keep):
-        if mask is not None:
-            positions = positions + (torch.arange(positions.shape[1]) > 0)
-        return super().forward(ids, positions, mask, keep)
 
 
 class ShiftedMask(Eager):
@@ -96,35 +85,28 @@ def early_bonus(monkeypatch):
     monkeypatch.setattr(DECODE, "predict", wrong)
 
 
-def wrong_end(kept):
-    """An end inside a draft is kept with `kept` tokens after it (None: it is missed)."""
+def late_end(monkeypatch):
+    """An end inside a draft is kept with one token after it."""
+    right = DECODE.Decoding.step
 
-    def plant(monkeypatch):
-        right = DECODE.Decoding.step
+    def wrong(self):
+        eos, self.eos = self.eos, ()
+        record = yield from right(self)
+        tokens, self.eos = self.trace.tokens, eos
+        ends = [place for place in range(-record.new, 0) if tokens[place] in eos]
+        if ends:
+            del tokens[min(ends[0] + 2, 0) or len(tokens) :]
+            self.left = 0
+        return record
 
-        def wrong(self):
-            eos, self.eos = self.eos, ()
-            record = yield from right(self)
-            tokens, self.eos = self.trace.tokens, eos
-            ends = [place for place in range(-record.new, 0) if tokens[place] in eos]
-            if ends and kept and ends[0] + kept < -1:
-                del tokens[ends[0] + kept + 1 :]
-            if tokens[-1] in eos or (ends and kept):
-                self.left = 0
-            return record
-
-        monkeypatch.setattr(DECODE.Decoding, "step", wrong)
-
-    return plant
+    monkeypatch.setattr(DECODE.Decoding, "step", wrong)
 
 
 BUGS = {
-    "wrong position": (partial(with_engine, WrongPosition), None, SAMPLED),
     "shifted mask": (partial(with_engine, ShiftedMask), None, argmax),
     "dropped slot": (DroppedSlot, None, argmax),
     "bonus token off by one": (CachedModel, early_bonus, SAMPLED),
-    "end kept one token too long": (CachedModel, wrong_end(1), argmax),
-    "end inside a draft missed": (CachedModel, wrong_end(None), SAMPLED),
+    "end kept one token too long": (CachedModel, late_end, argmax),
 }
 
 
@@ -218,8 +200,7 @@ def test_in_half_precision_ties_are_called_ties(half):
     assert verdicts(found) == {"identical", "numeric tie"}
     tie = next(f for fs in found.values() for f in fs if f.verdict == "numeric tie")
     assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
-    assert abs(tie.margin["float64"] - tie.margin["float32"]) < 1e-3
-    assert abs(tie.margin["float64"]) <= 2 * tie.shift + 1e-9
+    assert abs(tie.margin) <= 2 * tie.shift + 1e-9
 
 
 def test_a_tie_is_one_up_to_the_largest_rounding_error_of_the_text(monkeypatch):
@@ -316,13 +297,3 @@ def test_the_shift_reaches_over_a_cut(settings, logits, gains, token, most):
     sampler = Sampler(**settings)
     shift = min_logit_perturbation(logits, token, lambda z: sampler.warped(z[None])[0] + gains)
     assert 0 < shift < most
-
-
-@pytest.mark.slow
-def test_rejecting_rules_other_than_argmax(model):
-    """Repetition penalty and sampling: the same verdicts by the same rule of choice."""
-    penalty = [RepetitionPenaltyLogitsProcessor(1.3)]
-    choose = Processed(Sampler(seed=5), penalty, vocab=13)
-    plainly = references(model, choose)
-    assert verdicts(audited(model, CachedModel(model), plainly, choose)) == {"identical"}
-    assert "BUG" in verdicts(audited(model, with_engine(ShiftedMask, model), plainly, choose))

@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from bench_models import byte_tokenizer, tiny_pair
+from bench_models import tiny_pair
 from composing import ROOT, composed, names
 from hydra.utils import get_class
 from tiny import mostly_slow
@@ -13,7 +13,7 @@ from ouroboros import Ouroboros, argmax, standin, vocab
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
-from ouroboros.bench.run.pair import Pair, PairSpec, load_model, load_pair
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
 from ouroboros.decoder_factory import check_decoders, decoder_factories
@@ -78,7 +78,7 @@ def test_a_saved_pool_is_loaded(tmp_path, pair):
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]
-QUICK = [TABLES[0], "ablation", "context_length", "gpu_headline", "warm_start_other_task"]
+QUICK = [TABLES[0], "ablation", "gpu_headline"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(names("experiment"), quick=QUICK))
@@ -86,9 +86,6 @@ def test_every_experiment_is_a_run(name, pair):
     config = composed(f"experiment={name}")
     assert config["results_dir"].startswith("results/") and len(config["decoder"]) > 1
     assert RunConfig.from_mapping(config).to_mapping() == config
-    for own in config["decoder"].values():
-        if own.get("pool"):  # a file that another run leaves
-            own |= {"pool": None, "pool_state": "cold"}
     decoder_factories(config["decoder"], pair.draft)
     if name not in TABLES:
         return
@@ -221,9 +218,6 @@ def test_failed_samples_are_said_last_and_measured_anew(run_bench, monkeypatch):
 def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
     options += [f"results_dir=rehearsal_{name}"]
-    if name == "warm_start_other_task":
-        saved_memory(saved_pair / "pool.json", byte_tokenizer())
-        options += ["decoder.other_task.pool=pool.json"]
     code, out, err = run_bench(f"experiment={name}", *options)
     assert code == 0, err
     document = json.loads(out.splitlines()[-1])
@@ -268,16 +262,6 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert run_bench(*tiny[:3], *failing, "seed=1,2", "-m")[0] == 3, "some samples failed"
     code, _, err = run_bench(*tiny, "seed=3", "overwrite=true", "-m")
     assert code == 0 and "swept/001 is a job of an earlier sweep; delete it" in err
-
-
-@pytest.mark.slow
-def test_the_longest_context_fits_the_raised_position_limit():
-    """Of the draft as it is and inside its shape: both take the limit from model.options."""
-    config = composed("experiment=context_length", "context_tokens=8192", "results_dir=x")
-    for standin_of in (None, config["model"]["standin"]):
-        options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
-        draft = load_model(PairSpec(**options), "draft")
-        assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Speculative
-from ouroboros.baselines.speculative import Rejection
 from scipy.stats import chisquare
 from tiny import TableModel, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import NO_CHOICE, Head, Sampler, argmax
+from ouroboros.select import NO_CHOICE, Head, Sampler
 
 IDS, LENGTH, RUNS = 4, 3, 3000
 SETTINGS = [
@@ -110,24 +109,6 @@ def test_the_chi_square_test_would_notice_a_wrong_rule():
     texts = list(law)
     found = np.array([counts[text] for text in texts])
     assert chisquare(found, np.array([law[t] for t in texts]) * found.sum()).pvalue < 1e-6
-
-
-def test_the_overlap_is_the_share_of_first_candidates_accepted():
-    target, draft = TableModel(IDS, seed=3), TableModel(IDS, seed=4)
-    drafter = Speculative(draft, gamma=1, verification="rejection")
-    accepted = drafted = tested = 0
-    overlap = 0.0
-    for seed in range(2000):
-        rule = drafter.rule(Sampler(seed=seed))
-        assert isinstance(rule, Rejection)
-        drafter.rule = lambda choose, rule=rule: rule
-        trace = decode(target, drafter, [0, 1], max_new=2, choose=argmax)
-        del drafter.rule
-        accepted += sum(step.accepted for step in trace.steps)
-        drafted += sum(step.drafted for step in trace.steps)
-        overlap, tested = overlap + rule.overlap, tested + rule.tested
-    assert tested == drafted
-    assert accepted / drafted == pytest.approx(overlap / tested, abs=0.04)
 
 
 def test_more_candidates_are_accepted_more_often():

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
+import ouroboros
 from ouroboros.models import load as loading
 from ouroboros.models.load import load, model_path
 
@@ -80,13 +81,11 @@ def test_a_gguf_file_keeps_its_weights_and_tokenizer():
     assert model.tokenizer.decode(out[0]) == f"{text} Paris"
 
 
-def test_the_draft_has_the_targets_embedding_and_tokenizer():
-    target, draft = (load(f"reference/{role}", engine="eager") for role in ("target", "draft"))
-    own, shared = (model.model.get_input_embeddings().weight for model in (draft, target))
-    assert torch.equal(own, shared) and draft.model.config.tie_word_embeddings
-    assert len(draft.model.model.layers) < len(target.model.model.layers)
-    prompt = [{"role": "user", "content": "Hello"}]
-    texts = [
-        model.tokenizer.apply_chat_template(prompt, tokenize=False) for model in (target, draft)
-    ]
-    assert texts[0] == texts[1]
+def test_the_reference_pair_has_one_tokenizer_and_one_embedding():
+    target, draft, tokenizer = ouroboros.reference(dtype=torch.bfloat16)
+    assert target.dtype == draft.dtype == torch.bfloat16 and not target.training
+    own, shared = (model.get_input_embeddings().weight for model in (draft, target))
+    assert torch.equal(own, shared) and len(tokenizer) <= len(shared)
+    assert len(draft.model.layers) < len(target.model.layers)
+    masks = tokenizer(["a = 1", "def mean(values):"], padding=True).attention_mask
+    assert masks[0][0] == 0 and masks[0][-1] == masks[1][0] == 1

@@ -14,24 +14,24 @@ from composing import ROOT, composed
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.cli.main import COMMANDS
 
-ALL = ROOT / "scripts" / "reproduce" / "all.sh"
-TABLES = re.findall(r'^TABLES="(.*?)"', ALL.read_text(), re.DOTALL | re.MULTILINE)[0].split()
-SCRIPTS = sorted((ROOT / "scripts" / "gpu").glob("*.sh"))
-QUICK = (TABLES[0], SCRIPTS[-1])
-GPU = [path for path in SCRIPTS if path.stem not in ("all", "common")]
+SCRIPTS = ROOT / "scripts"
+ALL = SCRIPTS / "reproduce" / "all.sh"
+TABLES = re.findall(r'^TABLES="(.*?)"', ALL.read_text(), re.MULTILINE)[0].split()
+STAGES = [p for p in sorted((SCRIPTS / "gpu").glob("*.sh")) if p.stem not in ("all", "common")]
 CONFIGS = {"bench": "config", "profile": "profiling"}
 SCRIPT = """
 source {steps}
 cd {folder}
 measure one bench limit=1 && step one after.json "$PYTHON" -m ouroboros overlap
-measure two bench limit=2
+measure two bench limit=2 audit=all
 finish
 """
 PYTHON = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case "$*" in *{fails}*) echo "no such thing" >&2; exit {code};; esac
 case "$*" in *results_dir=*)
-  cd "${{*##*results_dir=}}" && echo '"status": "finished"' > run.json && echo > summary.md;;
+  cd "${{*##*results_dir=}}" && echo '"status": "finished"' > run.json && echo > summary.md
+  echo > audit.jsonl;;
 esac
 echo '{{"made": true}}'
 """
@@ -46,9 +46,7 @@ def bash(*words, cwd=None, check=False, **variables) -> subprocess.CompletedProc
 @pytest.fixture
 def run(tmp_path):
     """Run a script of two runs and a step between, with a program in ouroboros' place."""
-    (tmp_path / "script.sh").write_text(
-        SCRIPT.format(steps=ROOT / "scripts" / "steps.sh", folder=tmp_path)
-    )
+    (tmp_path / "script.sh").write_text(SCRIPT.format(steps=SCRIPTS / "steps.sh", folder=tmp_path))
 
     def run(fails: str = "nothing", code: int = 1, **variables: str) -> tuple[int, list[str], str]:
         program = tmp_path / "python"
@@ -62,47 +60,29 @@ def run(tmp_path):
     return run
 
 
-def test_finished_steps_are_skipped(run, tmp_path):
+def test_finished_steps_are_skipped_and_killed_reports_and_audits_are_made(run, tmp_path):
     code, asked, _ = run()
-    assert code == 0
-    assert asked == ["limit=1 results_dir=results/one", "", "limit=2 results_dir=results/two"]
+    assert (code, asked[0]) == (0, "limit=1 results_dir=results/one")
+    assert asked[1:] == ["", "limit=2 audit=all results_dir=results/two"]
     assert (tmp_path / "results" / "one" / "after.json").read_text() == '{"made": true}\n'
     code, asked, said = run()
     assert (code, asked) == (0, []) and said.count("finished before") == 3
+    (tmp_path / "results" / "one" / "summary.md").unlink()
+    (tmp_path / "results" / "two" / "audit.jsonl").unlink()
+    assert run()[:2] == (0, ["--remake results/one", "results/two"])
+    _, asked, _ = run(EXTRA="max_new=4", RESULTS="elsewhere")
+    assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
 
 
-def test_a_failure_is_named_and_the_rest_runs(run):
+def test_a_failure_is_named_and_the_rest_runs_but_an_interruption_ends_the_script(run):
+    code, asked, said = run(fails="limit=1", code=130)
+    assert (code, len(asked)) == (130, 1) and "interrupted: rerun to resume" in said
     code, asked, said = run(fails="limit=1")
     assert code == 1 and len(asked) == 2, "what needs the failed run is not begun"
     assert "results/one: FAILED with exit code 1: no such thing" in said
     assert said.splitlines()[-1] == "failed: results/one/"
     code, asked, _ = run()
     assert code == 0 and len(asked) == 2, "from where it failed"
-
-
-def test_an_interruption_ends_the_script_and_resumes(run):
-    code, asked, said = run(fails="limit=1", code=130)
-    assert (code, len(asked)) == (130, 1) and "interrupted: rerun to resume" in said
-    assert run()[0] == 0
-
-
-def test_a_run_that_was_killed_before_its_report_gets_one(run, tmp_path):
-    run()
-    (tmp_path / "results" / "one" / "summary.md").unlink()
-    code, asked, _ = run()
-    assert (code, asked) == (0, ["--remake results/one"])
-
-
-def test_a_run_that_was_killed_in_its_audit_gets_one(run, tmp_path):
-    run()
-    script = tmp_path / "script.sh"
-    script.write_text(script.read_text().replace("limit=2", "limit=2 audit=all"))
-    assert [run()[1] for _ in range(2)] == [["results/two"], []]
-
-
-def test_extra_options_and_a_results_folder_are_added(run):
-    _, asked, _ = run(EXTRA="max_new=4", RESULTS="elsewhere")
-    assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
 
 
 def commands(*script, **variables) -> list[list[str]]:
@@ -112,63 +92,52 @@ def commands(*script, **variables) -> list[list[str]]:
     return [line.split() for line in lines if line]
 
 
-def test_all_runs_every_script():
-    listed = GPU[0].with_name("all.sh").read_text().replace(";", " ").split()
-    assert {path.stem for path in GPU} <= set(listed)
-
-
-def test_a_table_that_is_not_known_is_refused():
+def test_all_runs_every_stage_and_an_unknown_table_is_refused(tmp_path):
+    script = SCRIPTS / "gpu" / "all.sh"
+    assert {path.stem for path in STAGES} <= set(script.read_text().replace(";", " ").split())
+    assert len(commands(script, RESULTS=str(tmp_path / "none"))) > len(STAGES)
     done = bash(ALL, "nothing")
-    assert done.returncode == 2 and "no table nothing: choose from equality" in done.stderr
+    assert done.returncode == 2 and "no table nothing: choose from headline" in done.stderr
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(script, marks=[] if script[-1] in QUICK else pytest.mark.slow)
-        for script in [*((ALL, table) for table in TABLES), *((path,) for path in GPU)]
+        pytest.param(script, marks=[] if script[-1] in ("peers", STAGES[-1]) else pytest.mark.slow)
+        for script in [*((ALL, table) for table in TABLES), *((path,) for path in STAGES)]
     ],
     ids=lambda script: getattr(script[-1], "stem", script[-1]),
 )
 def test_every_scripts_commands_are_accepted(script):
     found = commands(*script)
-    named = getattr(script[-1], "stem", script[-1])
-    assert found or named in ("call_times", "host", "lm_eval", "preflight")
-    found += commands(*script, REHEARSE="1") * (script[0] in GPU)
+    assert found or script[-1].stem == "preflight"
+    found += commands(*script, REHEARSE="1") * (script[0] in STAGES)
     assert {words[0] for words in found} <= COMMANDS.keys(), found
-    left_out = re.compile(r"hydra\.mode=RUN|results_dir=")
-    distinct = {  # commands that differ in a number or a folder are tried once
-        tuple(re.sub(r"=[\d.]+$", "=1", word) for word in words if not left_out.match(word)): words
-        for words in found
-        if words[0] in CONFIGS
-    }
+    distinct = {}  # commands that differ in a number or a folder are tried once
+    for words in found:
+        if words[0] in CONFIGS:
+            own = (w for w in words if not w.startswith("results_dir="))
+            distinct[tuple(re.sub(r"=[\d.]+$", "=1", word) for word in own)] = words
     for words in distinct.values():
         refused = ("experiment=", "rehearsal=") if words[0] == "profile" else ()
         assert not any(word.startswith(refused) for word in words)
-        options = [word for word in words[1:] if word != "hydra.mode=RUN"]
-        PairSpec.from_mapping(composed(*options, name=CONFIGS[words[0]])["model"])
+        PairSpec.from_mapping(composed(*words[1:], name=CONFIGS[words[0]])["model"])
 
 
 @pytest.mark.parametrize("found", ["model.engine=tuned draft_weights=int8\n", "\n"])
 def test_the_headline_is_repeated_with_what_the_costs_found(tmp_path, found):
     """All commands have the options, and folders of their own; without a gain there are none."""
-    headline = ROOT / "scripts" / "gpu" / "headline.sh"
+    headline, folder = SCRIPTS / "gpu" / "headline.sh", {"RESULTS": str(tmp_path)}
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        commands(headline, "0.8", "gains", DRY="", **folder)
+    assert "run costs.sh first" in failed.value.stderr
     (tmp_path / "costs").mkdir()
     (tmp_path / "costs" / "gains.txt").write_text(found)
-    given = commands(headline, "0.8", "gains", RESULTS=str(tmp_path))
+    given = commands(headline, "0.8", "gains", **folder)
     assert len(given) == (len(commands(headline)) if found.strip() else 0)
     for words in given:
-        assert set(found.split()) < set(words) and "temperature=0" not in words
+        assert set(found.split()) < set(words) and "temperature=0.8" in words
         assert "_gains" in words[-1] and words[-1].startswith("results_dir=")
-    (tmp_path / "costs" / "gains.txt").unlink()
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        commands(headline, "0.8", "gains", RESULTS=str(tmp_path), DRY="")
-    assert "run costs.sh first" in failed.value.stderr
-
-
-def test_all_stages_are_printed_before_any_has_run(tmp_path):
-    given = commands(GPU[0].with_name("all.sh"), RESULTS=str(tmp_path / "none"))
-    assert len(given) > len(GPU)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +149,12 @@ def test_all_stages_are_printed_before_any_has_run(tmp_path):
     ],
 )
 def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said):
-    stage, common = tmp_path / "stage.sh", ROOT / "scripts" / "gpu" / "common.sh"
-    lines = ["LIMIT_S=1", f"source {common}", f"cd {tmp_path}", f"step stage done {command}"]
-    stage.write_text("\n".join([*lines, "finish"]))
-    (tmp_path / "results" / "compiled").mkdir(parents=True)
+    stage, compiled = tmp_path / "stage.sh", tmp_path / "results" / "compiled"
+    lines = ["LIMIT_S=1", f"source {SCRIPTS}/gpu/common.sh", f"cd {tmp_path}"]
+    stage.write_text("\n".join([*lines, f"step stage done {command}", "finish"]))
+    compiled.mkdir(parents=True)
     for name, size in (("most", 5 << 20), ("more", (5 << 20) + 1)):
-        (tmp_path / "results" / "compiled" / name).write_bytes(bytes(size))
+        (compiled / name).write_bytes(bytes(size))
     done = bash(stage, OUT=str(tmp_path / "away"), RESULTS="results")
     assert done.returncode == code and said in done.stderr
     with tarfile.open(tmp_path / "away" / "stage.tar.gz") as archive:
@@ -194,25 +163,3 @@ def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said
     with tarfile.open(tmp_path / "away" / "compiled.tar.gz") as archive:
         assert archive.getnames() == ["results/compiled/most"]
     assert "not in the archive: results/compiled/more" in done.stderr
-
-
-def test_a_machine_without_packages_installs_the_wheels_or_names_them(tmp_path):
-    """In the checkout, from whatever folder the stage is started."""
-    for name in ("steps.sh", "gpu/common.sh", "gpu/preflight.sh"):
-        (tmp_path / "scripts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexit 1\n')
-    program.chmod(0o755)
-
-    def stage() -> str:
-        done = bash("preflight.sh", cwd=tmp_path / "scripts" / "gpu", PYTHON=str(program))
-        assert done.returncode == 1
-        return done.stderr
-
-    assert "no wheels in build/gpu: send that folder too" in " ".join(stage().split())
-    (tmp_path / "build" / "gpu").mkdir(parents=True)
-    (tmp_path / "build" / "gpu" / "one.whl").write_bytes(b"x")
-    stage()
-    asked = (tmp_path / "asked").read_text().splitlines()[-1]
-    assert asked.endswith(f"--target {tmp_path}/build/site build/gpu/one.whl")
