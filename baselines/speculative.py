@@ -21,9 +21,9 @@ import torch
 
 from ouroboros.calls import Roll, Steps
 from ouroboros.costs import Costs
-from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
+from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
 from ouroboros.tree import TokenTree
