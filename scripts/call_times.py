@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel
 from ouroboros.bench.run.pair import cpu
-from ouroboros.engine.prepack import use_huge_pages
+from ouroboros.engine.prepack import prepack_linears, use_huge_pages
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.models.load import model_path
 from ouroboros.standin import embed, shape
@@ -101,11 +101,11 @@ def measure(role: str, dtype: torch.dtype, scratch: Path) -> pd.Series:
     core = LlamaForCausalLM.from_pretrained(model_path(f"reference/{role}"), dtype=torch.float32)
     model = embed(core, shape(SHAPES[role]), device="cpu", dtype=dtype)
     packed = CachedModel(copy.deepcopy(model), engine="eager")
-    packed.prepack()
+    packed.engine.packed = prepack_linears(packed.model)
     calls = {
         "modules": our_call(CachedModel(copy.deepcopy(model), engine="eager")),
         "modules, packed": our_call(packed),
-        "kernels": our_call(CachedModel(copy.deepcopy(model), exact=True)),
+        "kernels": our_call(CachedModel(copy.deepcopy(model), engine="fused")),
     }
     try:
         write_gguf(model, file := scratch / f"{role}-{dtype}.gguf")

@@ -110,7 +110,6 @@ def test_generate_tells_what_is_wrong_with_a_drafter():
 def test_a_negative_draft_id_is_refused(dtype):
     shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     model = CachedModel(llama(dtype=dtype, **shape), engine="fused")
-    model.prepack()
     assert model.exact == (dtype == torch.float32)
     with pytest.raises(ValueError, match="token id -1 is negative"):
         decode(model, Negative(), prompt_of(5), max_new=4)

@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel
 from ouroboros.engine.cache import ModelInfo, SlotCache, cache_argument
 from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
+from ouroboros.engine.prepack import PackedWeights
 from ouroboros.tree import ROOT, TokenTree
 
 PREFILL_ALONE = 128  # more uncached tokens are fed causally, without a dense mask, before the tree
@@ -46,11 +47,10 @@ def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
 class Eager:
     """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
     valid until the next call. `forwards` counts forward passes; `captures_jointly`: whether joint
-    calls are captured as CUDA graphs; `drops_rows`: whether the model may skip rows without logits
-    in its last layers, as Gemma 4 does; `feeds_apart`: whether long prompts are fed before the
-    tree (see `fed_apart`)."""
+    calls are captured as CUDA graphs; `feeds_apart`: whether long prompts are fed before the tree
+    (see `fed_apart`); `packed`: the weights that the model's linear layers use on a CPU."""
 
-    drops_rows = feeds_apart = True
+    feeds_apart = True
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -59,6 +59,7 @@ class Eager:
         self.cache_argument = cache_argument(model)
         self.forwards = 0
         self.captures_jointly = False
+        self.packed = PackedWeights()
 
     def new_slots(self) -> SlotCache:
         """Return cache slots for a sequence of joint calls."""
@@ -110,7 +111,7 @@ class Eager:
         keep: int | torch.Tensor = 0  # 0: all rows
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
-            keep = 1 if last and self.drops_rows else torch.tensor(rows, device=self.info.device)
+            keep = 1 if last else torch.tensor(rows, device=self.info.device)
         return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
 
     def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
@@ -149,12 +150,13 @@ class Eager:
         """Call the model on [1, n] ids and positions, with `cache` (None: the engine's); return the
         logits of the rows to `keep`, [rows, vocab] (0: all; n: the last n; a tensor: these
         indices)."""
-        out = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self.cache_argument: self.cache if cache is None else cache},
-        )
+        with self.packed.used():
+            out = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self.cache_argument: self.cache if cache is None else cache},
+            )
         return out.logits[0]

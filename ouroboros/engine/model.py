@@ -14,25 +14,20 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
+from ouroboros.engine.attention import KERNEL_NAME, attention_of, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
 from ouroboros.engine.engine_choice import EngineName, select_engine
-from ouroboros.engine.exact import Exact, check_exact, make_exact
-from ouroboros.engine.exact_static import NAME as EXACT_NAME
-from ouroboros.engine.exact_static import ExactStatic, make_exact_static
-from ouroboros.engine.fused import Fused, fuse, hooks_of
+from ouroboros.engine.frozen import Frozen, is_hooked
+from ouroboros.engine.fused import Fused
 from ouroboros.engine.head import DraftHead, listed_ids, trim_head
-from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import PackedWeights, prepack_linears
+from ouroboros.engine.prepack import PackedWeights, forget_packed
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import attention_of, model_state, shape_of
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
 from ouroboros.select import TokenSelector, token_ids
@@ -61,6 +56,9 @@ def one_at_a_time(call: Callable) -> Callable:
 class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
+    It takes the model over: weights, modules, hooks and attention are read now. If they change
+    afterwards, call `refresh`.
+
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
     call. The model has one set of cache slots, which holds the sequence that was scored last; a
     prefix that the next sequence shares with it is not fed again. `score_together` gives each
@@ -69,22 +67,22 @@ class CachedModel(TreeModel):
     `engine` is one of:
 
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
-      `engine_reason`; on a CPU "eager" or, after `prepack`, "fused" if possible and faster
+      `engine_reason`; on a CPU "fused" if possible and faster, else "eager" with packed weights for
+      the row counts for which they are faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
     - "tuned": on a GPU "auto" with the kernels of `ouroboros.engine.triton_products`; on a CPU
       "eager"
-    - "fused": on a CPU, after `prepack`, run a Llama-like model by kernels (see
-      `ouroboros.engine.fused`) without timing them first; else "eager"
+    - "fused": on a CPU, run a Llama-like model by kernels (see `ouroboros.engine.fused`) without
+      timing them first; else "eager"
     - "eager": call the transformers model directly
 
-    With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call.
-    `max_len` limits the number of positions (None: the model's limit). A draft model reads at most
-    the last `prefill_limit` tokens of a new prompt (None: all). With `draft_head`, a draft model
-    scores only these ids, or this many (see `ouroboros.engine.head`), which `head` then lists;
-    `model` is a copy with the trimmed head, and `untrimmed` the given model.
+    A model with hooks is called eagerly. `max_len` limits the number of positions (None: the
+    model's limit). A draft model reads at most the last `prefill_limit` tokens of a new prompt
+    (None: all). With `draft_head`, a draft model scores only these ids, or this many (see
+    `ouroboros.engine.head`), which `head` then lists; `model` is a copy with the trimmed head, and
+    `untrimmed` the given model.
 
-    Raises `ValueError` with the reason if the architecture cannot score trees, or with `exact` if
-    its calls cannot be exact.
+    Raises `ValueError` with the reason if the architecture cannot score trees.
     """
 
     def __init__(
@@ -94,40 +92,43 @@ class CachedModel(TreeModel):
         tokenizer=None,
         max_len: int | None = None,
         engine: EngineName = "auto",
-        exact: bool = False,
         draft_head: int | Sequence[int] | None = None,
     ) -> None:
         if max_len is not None and max_len < 1:
             raise ValueError(f"max_len is {max_len}; choose at least 1, or None")
-        self.model = model = model.eval()
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self._whole: PreTrainedModel | None = None
-        if draft_head is not None:
-            self._whole = model
-            self.model, self.head = model, _ = trim_head(model, draft_head, tokenizer)
-        self.attention_reason = use_packed_attention(model)
-        info = check_tree_support(model)
-        self.max_len = min(max_len or info.max_len, info.max_len)
+        self._options = max_len, engine, draft_head
+        self.lock = threading.RLock()
+        self._read_model()
+
+    def refresh(self) -> None:
+        """Read the model again after it has changed: empty the cache, choose the engine, pack the
+        weights and discard captured graphs. Errors are those of the class."""
+        forget_packed(self.model)
+        self._read_model()
+
+    def _read_model(self) -> None:
+        """Set all attributes that depend on the model."""
+        most, engine, head = self._options
+        self.model, self.head = self.untrimmed.eval(), None
+        if head is not None:
+            self._whole = self.model
+            self.model, self.head = trim_head(self.model, head, self.tokenizer)
+        self.attention_reason = use_packed_attention(self.model)
+        info = check_tree_support(self.model)
+        self.max_len = min(most or info.max_len, info.max_len)
         self.vocab_size = info.vocab_size
         self.width = info.vocab_size  # number of logits returned per node; may be lowered
         self.masked: torch.Tensor | None = None  # ids that a draft must not propose
-        self.device = info.device
-        self.dtype = info.dtype
+        self.device, self.dtype = info.device, info.dtype
         self.cache = SlotCache(info.layers)
         self.resident = CachedSequence()  # the sequence that the slots belong to
-        self.packed = PackedWeights()
-        self.lock = threading.RLock()
-        self._shape, self._hooks = shape_of(model), hooks_of(model)
-        self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
-        self._info, self._demanded, self.engine_reason = info, exact, ""
-        self._fusible, self._timed = exact or engine in ("auto", "fused"), engine == "auto"
         self.engine: Eager
-        if exact:
-            self.prepack()
-        else:
-            self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
-        self._attention = attention_of(model)
+        self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
+        self.attention, self._hooked = attention_of(self.model), is_hooked(self.model)
+        self._frozen = Frozen(self.untrimmed.modules())
 
     def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
         raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
@@ -140,16 +141,12 @@ class CachedModel(TreeModel):
     @property
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""
-        fused = isinstance(self.engine, Fused) and not self.engine.stale
-        return self._demanded or fused
+        return isinstance(self.engine, Fused)
 
     @property
-    def outdated(self) -> bool:
-        """Whether a model wrapped with `exact=True` has changed since it was packed; then call
-        `prepack`."""
-        engine = self.engine
-        changed = engine if isinstance(engine, Fused | ExactStatic) else self.packed
-        return self._demanded and changed.stale
+    def packed(self) -> PackedWeights:
+        """The packed weights; `packed.facts` has the times with and without them."""
+        return self.engine.packed
 
     @classmethod
     def from_pretrained(
@@ -160,14 +157,13 @@ class CachedModel(TreeModel):
         device: str | None = None,
         max_len: int | None = None,
         engine: EngineName = "auto",
-        exact: bool = False,
         draft_head: DraftHead = None,
         **options,
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
-        quantization_config="int8" (see `quantise`). For `max_len`, `engine` and `exact`, see the
-        class. A number `draft_head` takes the first ids of the model's head_ids.json, if it has
+        quantization_config="int8" (see `quantise`). For `max_len` and `engine`, see the class.
+        A number `draft_head` takes the first ids of the model's head_ids.json, if it has
         this file; "auto" takes all ids of the file, without it the whole head.
 
         A model that transformers quantises is loaded directly to `device`, because it cannot be
@@ -191,84 +187,19 @@ class CachedModel(TreeModel):
             model.to(device)  # type: ignore[arg-type]
         if quantization:
             model = quantise(model, quantization)  # type: ignore[assignment]
-        how: dict = {"max_len": max_len, "engine": engine, "exact": exact, **head}
-        wrapped = cls(model, tokenizer=tokenizer, **how)
-        if not exact:
-            wrapped.prepack()
-        return wrapped
-
-    def prepack(self) -> None:
-        """On a CPU, copy the weights of linear layers to a layout that makes calls of a few rows
-        faster, and use the copies if timing confirms it. Llama-like models are then run by kernels,
-        and their calls are exact (`ouroboros.engine.fused`). `packed.facts` has the times and the
-        row counts for which the copies are used. If the model was wrapped with `exact=True`, on any
-        device, prepare exact calls again; raises `ValueError` if that fails.
-
-        `from_pretrained` prepacks; for a model of your own, call this when its weights are final.
-        """
-        model, info, cache = self.model, self._info, self.cache
-        self.empty()
-        cache.set_length(0)
-        timed = self._timed and not self._demanded
-        how: dict = {"demanded": self._demanded, "timed": timed}
-        fused, reason = fuse(model, info, cache, **how) if self._fusible else (None, "")
-        if info.device.type == "cpu":
-            self.engine_reason = reason
-        if fused is not None:
-            self.engine, self.packed = fused, fused.packed
-        elif self._demanded:
-            attention = attention_of(model)
-            try:
-                if info.device.type == "cuda":
-                    self.engine, self.engine_reason = make_exact_static(model, info, cache)
-                else:
-                    exact = Exact(model, info, cache)
-                    exact.packed = make_exact(model, info)
-                    check_exact(exact)
-                    self.engine, self.packed = exact, exact.packed
-            except ValueError:
-                self.packed.drop()  # the next call is refused too
-                model.set_attn_implementation(attention)  # exact attention may not suit the model
-                raise
-        else:
-            self.packed = prepack_linears(model)
-            if isinstance(self.engine, Fused):
-                self.engine = Eager(model, info, cache)
-        self._attention = attention_of(model)
+        return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine, **head)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empties the cache if the model has changed (weights,
-        adapters, attributes of modules) or has hooks, whose effects may vary. Attributes are
-        compared if they are numbers, text, tensors, or lists or dictionaries of these; call `empty`
-        after other changes. Raises `ValueError` if `shape_of` changed, attention is unsupported, or
-        trees cannot be scored with new hooks.
+        """Return the state of a new sequence. Raises `ModelChanged` if the model has changed since
+        it was read (see `ouroboros.engine.frozen`). Empties the cache if the model has hooks, whose
+        effects may vary.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        if any(hooks := hooks_of(self.model)):
+        self._frozen.check()
+        if self._hooked:
             self.empty()
-            if hooks != self._hooks:
-                with _disable_current_modes():  # FlopCounterMode adds hooks; do not count the test
-                    check_tree_support(self.model)
-                    if isinstance(self.engine, Exact):
-                        check_exact(self.engine)
-                self._hooks = hooks
-        if (state := model_state(self.model)) != self._weights:
-            self.empty()
-            for name, now in shape_of(self.model).items():
-                if now != self._shape[name]:
-                    raise ValueError(
-                        f"{type(self.model).__name__} now has {name}={now}, not "
-                        f"{self._shape[name]}: wrap it again, as CachedModel(model)"
-                    )
-            self._weights = state
-        used = attention_of(self.model)
-        if used != self._attention and (self._demanded or used not in SERVED):
-            raise ValueError(
-                f"the model's attention is now {used}, not {self._attention}: wrap it again, as "
-                "CachedModel(model)"
-            )
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):
@@ -514,23 +445,21 @@ class CachedModel(TreeModel):
         - "fallback": why calls are not captured with compiled layers and our attention kernel on a
           GPU, or not run by kernels on a CPU; None if they are
         """
-        attention, head = attention_of(self.model), self.head
         captured = getattr(self.engine, "graphs", False)
-        captured = captured and not getattr(self.engine, "hooked", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
         reasons = [self.engine_reason]
         if self.device.type == "cuda":
             slow = "" if captured and compiled else "not captured with compiled layers"
             reasons = [self.engine_reason or slow]
-            if attention not in (KERNEL_NAME, EXACT_NAME):
-                reasons.append(f"attention is {attention}: {self.attention_reason}")
+            if self.attention != KERNEL_NAME:
+                reasons.append(f"attention is {self.attention}: {self.attention_reason}")
         return {
             "engine": type(self.engine).__name__.lower(),
             "exact": self.exact,
             "captured": captured,
             "compiled": compiled,
-            "attention": attention,
-            **({} if head is None else {"head": len(head.ids) - 1}),
+            "attention": self.attention,
+            **({} if self.head is None else {"head": len(self.head.ids) - 1}),
             "fallback": "; ".join(filter(None, reasons)) or None,
         }
 

@@ -29,7 +29,7 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
     """
     info = reference.info
     layers = engine.compiled if isinstance(engine, Static) else None
-    if layers and layers.how["backend"] and not layers.compiled:
+    if layers is not None and not layers.compiled:
         return "its decoder layers were not found"
     try:
         for nodes in (size for size in TRIAL_NODES if size // 2 + 2 <= info.max_len):

@@ -140,8 +140,9 @@ def joined(graphed, monkeypatch):
 
     def make(model, *, compiled: bool = False) -> CachedModel:
         model.set_attn_implementation(KERNEL_NAME)
+        layers = CompiledLayers(model, backend="eager") if compiled else None
         cached = graphed(model)
-        cached.engine.compiled = CompiledLayers(model, backend="eager") if compiled else None
+        cached.engine.compiled = layers
         cached.engine.captures_jointly = True
         return cached
 
@@ -222,70 +223,6 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
 
 
-WEIGHTS = {
-    "other data": lambda linear, new: setattr(linear.weight, "data", new),
-    "another parameter": lambda linear, new: setattr(linear, "weight", torch.nn.Parameter(new)),
-    "through data": lambda linear, new: linear.weight.data.copy_(new),
-}
-
-
-@pytest.mark.parametrize("change", WEIGHTS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "captured and fused"])
-def test_weights_changed_between_texts_are_followed(graphed, compiled, change):
-    """Neither captured calls nor common buffers of several weights keep the old ones."""
-    model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
-    cached = Session(graphed(model))
-    cached.engine.compiled = CompiledLayers(model, backend="eager") if compiled else None
-    before = cached.score([3, 4, 5], tree).clone()
-    for linear in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].mlp.up_proj):
-        WEIGHTS[change](linear, linear.weight.data.flip(0))
-        cached.empty()
-        found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
-        torch.testing.assert_close(found, expected)
-        assert not torch.allclose(found, before)
-
-
-MODULES = {
-    "a hook": lambda m: m.model.embed_tokens.register_forward_hook(lambda _, __, out: out.flip(-1)),
-    "attention": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 1.5),
-    "an adapter": lambda m: m.lm_head.scaling.update(own=-2.0),
-    "a merged adapter": lambda m: m.lm_head.merged.append("own"),
-}
-
-
-@pytest.mark.parametrize("change", MODULES)
-def test_modules_changed_between_texts_are_followed(graphed, change):
-    """As by an adapter that is switched on, or whose scale is set (in a dictionary, in PEFT), or
-    that is merged (in a list)."""
-    model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
-    model.lm_head.scaling, model.lm_head.merged = {"own": 1.0}, []
-    head = model.lm_head.forward
-    model.lm_head.forward = lambda x: (
-        head(x) * (model.lm_head.scaling["own"] - 3 * len(model.lm_head.merged))
-    )
-    cached = Session(graphed(model))
-    before = cached.score([3, 4, 5], tree).clone()
-    MODULES[change](model)
-    cached.empty()
-    found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, before)
-
-
-def test_hooks_are_called_not_replayed(graphed):
-    model, tree, by = llama(), TokenTree((5, 1, 2), (-1, 0, 0)), [1.0]
-    hook = model.lm_head.register_forward_hook(lambda _, __, out: by[0] * out)
-    cached = Session(graphed(model))
-    for by[0] in (1.0, -2.0):
-        cached.empty()
-        found, expected = (own.score([3, 4, 5], tree).clone() for own in (cached, session(model)))
-        torch.testing.assert_close(found, expected)
-    hook.remove()
-    cached.empty()
-    torch.testing.assert_close(cached.score([3, 4, 5], tree), session(model).score([3, 4, 5], tree))
-    assert cached.engine._calls
-
-
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
     cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
     cached.prepare(700)
@@ -318,8 +255,9 @@ def test_an_int8_draft_is_captured_and_fused_as_others_are(graphed, choose):
     """It drafts what it drafts eagerly, and the target's text stays."""
     model, draft = llama(num_hidden_layers=2), quantise(llama(seed=1), "int8")
     plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
+    layers = CompiledLayers(draft, backend="eager")
     small = graphed(draft)
-    small.engine.compiled = CompiledLayers(draft, backend="eager")
+    small.engine.compiled = layers
     for make in (lambda on: Speculative(on, gamma=3), lambda on: Ouroboros(on, guard=False)):
         traces = [
             decode(CachedModel(model), make(on), [1, 2, 3], max_new=30, choose=choose)
