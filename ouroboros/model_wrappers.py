@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -112,11 +113,11 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     `twin`: the draft is the same `CachedModel` as the target, so give it a second cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
-    wrappers, outer = WrapperCache.of(model).wrappers, None
-    cached = isinstance(given, CachedModel) and not twin
+    wrappers, outer = WrapperCache.of(model).wrappers, cast(Any, None)
+    own = given if isinstance(given, CachedModel) and not twin else None
     try:
-        if cached:
-            wrapper = given
+        if own is not None:
+            wrapper = own
         elif role in wrappers:
             wrapper = wrappers[role]
             outer, wrapper.model, wrapper.engine.model = wrapper.model, model, model
@@ -132,12 +133,12 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
         wrapper.empty()
         yield wrapper
     finally:
-        if not cached and attention != _attention(model):
+        if own is None and attention != _attention(model):
             model.set_attn_implementation(attention)
         for module, mode in training:
             module.training = mode
-        if not cached and role in wrappers:  # `outer` is not None within a nested call
-            wrapper.model = wrapper.engine.model = outer  # type: ignore[assignment]
+        if own is None and role in wrappers:  # `outer` is not None within a nested call
+            wrapper.model = wrapper.engine.model = outer
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:

@@ -193,39 +193,6 @@ def test_a_prompt_of_tensors_is_drafted_from(pair):
     assert len(traces[0].steps) == len(traces[1].steps) and type(traces[1].tokens[0]) is int
 
 
-def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
-    model = llama()
-    cached, prompt, embed = CachedModel(model), prompt_of(25, 7), model.get_input_embeddings()
-
-    def steer(module, _, out):
-        out = out * getattr(module, "scaling", {"a": 1.0})["a"]
-        return out.flip(-1) if getattr(module, "active_adapters", ["a"]) == ["a"] else out
-
-    texts = []
-    for change in (
-        lambda: None,
-        lambda: embed.register_forward_hook(steer),
-        lambda: setattr(embed, "active_adapters", ["b"]),
-        lambda: setattr(embed, "active_adapters", ["a"]),
-        lambda: setattr(embed, "scaling", {"a": 1.0}),
-        lambda: embed.scaling.update(a=-3.0),  # of PEFT's layers, by set_scale
-    ):
-        change()
-        texts.append(decode(cached, RootOnly(), prompt, max_new=8).tokens)
-        assert texts[-1] == plain(model, prompt, 8)
-    assert texts[0] == texts[2] != texts[1] == texts[4] != texts[5]
-
-
-def test_a_prompt_that_was_fed_under_autocast_is_fed_again():
-    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 2}
-    model = llama(dtype=torch.float32, **shape)
-    cached, prompt = CachedModel(model), prompt_of(25, 7)
-    for autocast in (True, False):
-        with torch.autocast("cpu", enabled=autocast):
-            decode(cached, RootOnly(), prompt, max_new=8)
-        assert cached.resident.caught_up == len(prompt) - 1
-
-
 def test_a_model_serves_one_thread_at_a_time(pair, monkeypatch):
     model, cached = copy.deepcopy(pair[0]), CachedModel(copy.deepcopy(pair[0]))
     prompt, errors, call = prompt_of(9), [], cached.engine.call

@@ -57,9 +57,9 @@ def select_engine(
     ways |= {"with compiled layers": {}, "at all": {"compiled": False}}
     for how, options in ways.items():
         static = Static(model, info, cache, **options)
-        reason = why_different(static, eager)
-        if reason is None:
+        different = why_different(static, eager)
+        if different is None:
             return static, "; ".join(reasons)
-        reasons.append(f"not captured {how}: {reason}")
+        reasons.append(f"not captured {how}: {different}")
         log.warning("%s is %s", type(model).__name__, reasons[-1])
     return eager, "; ".join(reasons)

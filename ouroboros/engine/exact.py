@@ -123,13 +123,11 @@ def check_exact(engine: Eager) -> None:
     tree = TokenTree(tuple(tokens), tuple(parents))
 
     def step(token: int, at: int) -> torch.Tensor:
-        engine.cache.set_length(at)
-        return engine.run(at, [], TokenTree.chain(token, ()))[0]
+        return engine.call([(engine.cache, Layout.chain(at, [token]))])[0][0]
 
     try:
-        engine.cache.set_length(0)
         with torch.inference_mode():
-            scored = engine.run(0, text[:-1], tree).clone()
+            scored = engine.call([(engine.cache, Layout(0, text[:-1], tree))])[0].clone()
             for at, token in enumerate(text[:-1]):
                 step(token, at)
             for node in sorted(range(len(tree)), key=tree.path_to):  # parents stay in their slots

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.cpu_kernels import BARRIER, FEW, PIECE, POOL, kernels
-from ouroboros.engine.eager import Eager
+from ouroboros.engine.eager import Eager, Part
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
-from ouroboros.engine.joint import SERVED, JointCache
-from ouroboros.engine.masks import Layout, Masks
+from ouroboros.engine.joint import SERVED
 from ouroboros.engine.prepack import MOST, Packed, PackedWeights, can_be_packed, prepack_linears
 from ouroboros.engine.trial import why_different
 
@@ -108,6 +108,15 @@ class LayerWeights(NamedTuple):
         return cls(*weights, *(Product.of(packed, *group) for group in groups))  # type: ignore[arg-type]
 
 
+class Share(NamedTuple):
+    """One sequence in a call: its cache slots, its rows among all that are fed, and the slots that
+    these rows attend to."""
+
+    slots: SlotCache
+    fed: slice
+    reach: Reach
+
+
 class Fused(Eager):
     """The engine that calls kernels and packed matrix products. `table` [layers, fields] has the
     addresses of each layer's weights and biases, for the kernel that runs the whole model; None if
@@ -149,39 +158,32 @@ class Fused(Eager):
             ]
             self.table = np.array(rows, dtype=np.int64)
 
-    def masks(self, layout: Layout) -> Any:
-        return self.joint_mask(layout)
-
-    def joint_mask(self, layout: Layout) -> Any:
-        return Reach.of(layout, self.info.sliding_window)
-
-    def forward(
+    def logits(
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        mask: Masks,
+        parts: Sequence[Part],
         keep: int | torch.Tensor,
-        cache: Cache | None = None,
     ) -> torch.Tensor:
-        parts: list[tuple[SlotCache, slice, Any]] = [(self.cache, slice(0, ids.shape[1]), mask)]
-        if isinstance(cache, JointCache):
-            parts = [(share.slots, share.fed, share.mask) for share in cache.shares]
+        ends = list(accumulate(layout.fed for _, layout in parts))
+        shares = [
+            Share(slots, slice(end - layout.fed, end), Reach.of(layout, self.info.sliding_window))
+            for (slots, layout), end in zip(parts, ends, strict=True)
+        ]
         angles = self._angles(positions[0])
-        if ids.shape[1] <= MOST and self.table is not None:
-            return self._in_one_kernel(ids[0], angles, parts, keep)
-        return self._by_layer(ids[0], angles, parts, keep)
+        if ends[-1] <= MOST and self.table is not None:
+            return self._in_one_kernel(ids[0], angles, shares, keep)
+        return self._by_layer(ids[0], angles, shares, keep)
 
     def _by_layer(
         self,
         ids: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        parts: Sequence[tuple[SlotCache, slice, Any]],
+        shares: Sequence[Share],
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
-        """Return the logits of the rows to `keep`, [rows, vocab] (see `Eager.forward`). `ids` are
-        the n tokens to feed, `angles` the cosines and sines of their positions. `parts` has for
-        each sequence: its cache slots, its rows among the n, and the slots that these rows attend
-        to (a `Reach`)."""
+        """Return the logits of the rows to `keep`, [rows, vocab] (see `Eager.logits`). `ids` are
+        the n tokens to feed, `angles` the cosines and sines of their positions."""
         kernel, most = kernels(self.info.dtype), torch.get_num_threads()
         hidden, (cos, sin) = nn.functional.embedding(ids, self.embeddings), angles
         n, width, heads, columns = len(hidden), self.width, self.heads, self.inner
@@ -196,7 +198,7 @@ class Fused(Eager):
             qkv = layer.qkv(normed)
             queries = qkv.new_empty(n, heads, shape.key_width, dtype=torch.float32)
             attended = []
-            for slots, fed, reach in parts:
+            for slots, fed, reach in shares:
                 own, rows = slots.slots[index], fed.stop - fed.start
                 pointers = [rows_of[fed].data_ptr() for rows_of in (qkv, cos, sin)]
                 kernel.rotate(
@@ -235,7 +237,7 @@ class Fused(Eager):
         self,
         ids: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        parts: Sequence[tuple[SlotCache, slice, Any]],
+        shares: Sequence[Share],
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
         """Compute `_by_layer` for up to `MOST` rows with the kernel that runs the whole model."""
@@ -250,7 +252,7 @@ class Fused(Eager):
                     *(slots.slots[0].keys.data_ptr(), slots.slots[0].values.data_ptr()),
                     *(*reach.addresses[:3], reach.tails.shape[1], reach.addresses[3]),
                 ]
-                for slots, fed, reach in parts
+                for slots, fed, reach in shares
             ]
         )
         logits = self.cos.new_empty(len(kept), head.packed.shape[0], dtype=self.info.dtype)

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME, attention_of, use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
+from ouroboros.engine.eager import MOST_HELD, Eager, Part
 from ouroboros.engine.engine_choice import EngineName, select_engine
 from ouroboros.engine.frozen import Frozen, is_hooked
 from ouroboros.engine.fused import Fused
@@ -27,7 +28,7 @@ from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenize
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, forget_packed
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.sequence import CachedSequence, TreeModel
+from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
 from ouroboros.select import TokenSelector, token_ids
@@ -61,7 +62,7 @@ class CachedModel(TreeModel):
 
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
     call. The model has one set of cache slots, which holds the sequence that was scored last; a
-    prefix that the next sequence shares with it is not fed again. `score_together` gives each
+    prefix that the next sequence shares with it is not fed again. `score_all` gives each
     sequence separate cache slots, which the sequence keeps.
 
     `engine` is one of:
@@ -96,7 +97,8 @@ class CachedModel(TreeModel):
     ) -> None:
         if max_len is not None and max_len < 1:
             raise ValueError(f"max_len is {max_len}; choose at least 1, or None")
-        self.model, self.tokenizer = model, tokenizer
+        self.model: Any = model
+        self.tokenizer = tokenizer
         self._whole: PreTrainedModel | None = None
         self._options = max_len, engine, draft_head
         self.lock = threading.RLock()
@@ -214,7 +216,6 @@ class CachedModel(TreeModel):
         """Empty the cache, so that the next sequence is fed from its first token."""
         self.resident.clear()
 
-    @one_at_a_time
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
@@ -233,57 +234,42 @@ class CachedModel(TreeModel):
         Raises `ValueError` if the tree's root is not the last token, or if the tree exceeds the
         context.
         """
-        if sequence.slots is not None:
-            return self.score_together([(sequence, tokens, tree)])[0]
-        return self._score_alone(sequence, tokens, tree)
-
-    def _score_alone(
-        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
-    ) -> torch.Tensor:
-        started, forwards = time.perf_counter(), self.engine.forwards
-        self._give_slots(sequence)
-        known, missing, _, held = layout = self._layout(sequence, tokens, tree)
-        self.cache.set_length(known + held)
-        logits = self.engine.run(known, missing, tree, held=held)
-        seconds = time.perf_counter() - started
-        self._scored(sequence, layout, seconds, self.engine.forwards - forwards)
-        rows = self._columns(logits)
+        rows = self._score([(sequence, tokens, tree)])[0]
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
-    @one_at_a_time
-    def score_together(
-        self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
-    ) -> list[torch.Tensor]:
-        """Return the result of `score` for several sequences, each (sequence, tokens, tree), from
-        one call of the model. Long prompts are fed before, in separate calls.
+    def score_all(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Return the result of `score` for several sequences from one call of the model. Long
+        prompts are fed before, in separate calls.
 
         Each sequence gets separate cache slots and keeps them. Raises `ValueError` if the model
         cannot do this (see `why_not_together`).
         """
         if reason := self.why_not_together():
             raise ValueError(f"{type(self.model).__name__} scores one sequence at a time: {reason}")
-        started, engine, layouts = time.perf_counter(), self.engine, list[Layout]()
-        forwards = [1] * len(calls)
-        for index, (sequence, tokens, tree) in enumerate(calls):
+        for sequence, _, _ in calls:
             if sequence.slots is None:
                 if sequence is self.resident:
                     self.resident = CachedSequence()
                 sequence.clear()
-                sequence.slots = engine.new_slots()
-            layout = self._layout(sequence, tokens, tree)
-            if len(layout.missing) > PREFILL_ALONE:
-                known, missing = layout.base, layout.missing
-                engine.call_jointly([(sequence.slots, Layout.chain(known, missing))])
-                sequence.caught_up += len(missing)
-                sequence.tokens += missing
-                forwards[index] += 1
-                layout = Layout(known + len(missing), [], tree)
-            layouts.append(layout)
-        slots = [sequence.slots for sequence, _, _ in calls]
-        logits = engine.call_jointly(list(zip(slots, layouts, strict=True)))  # type: ignore[arg-type]
+                sequence.slots = self.engine.new_slots()
+        return self._score(calls)
+
+    @one_at_a_time
+    def _score(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        started, engine = time.perf_counter(), self.engine
+        layouts, parts, passes = list[Layout](), list[Part](), list[int]()
+        for sequence, tokens, tree in calls:
+            if sequence.slots is None:
+                self._give_slots(sequence)
+            layouts.append(self._layout(sequence, tokens, tree))
+            before = engine.forwards
+            slots = self.cache if sequence.slots is None else sequence.slots
+            parts.append(engine.feed_prompt((slots, layouts[-1])))
+            passes.append(1 + engine.forwards - before)
+        logits = engine.call(parts)
         seconds = (time.perf_counter() - started) / len(calls)
-        for (sequence, _, _), layout, count in zip(calls, layouts, forwards, strict=True):
+        for (sequence, _, _), layout, count in zip(calls, layouts, passes, strict=True):
             self._scored(sequence, layout, seconds, count)
         return [self._columns(rows) for rows in logits]
 
@@ -376,7 +362,7 @@ class CachedModel(TreeModel):
         if not own and sequence is not self.resident:
             raise ValueError(
                 "another sequence was scored in between: accept a path before the next call, or "
-                "score several sequences with score_together"
+                "score several sequences with score_all"
             )
         if tree is None or list(path) not in [
             tree.path_to(node) for node in path[-1:] if node < len(tree)
@@ -404,16 +390,17 @@ class CachedModel(TreeModel):
             raise ValueError(f"count is {count}; choose at least 1")
         if sequence.slots is not None:
             return super().roll(sequence, tokens, count, choose)
-        logits = self._score_alone(sequence, tokens, TokenTree.chain(tokens[-1], ()))
+        (logits,) = self._score([(sequence, tokens, TokenTree.chain(tokens[-1], ()))])
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])
         drawn = [token_ids(choose.scores(logits, tokens, ROOT).argmax(-1), logits)]
         for at in range(len(tokens), len(tokens) + count - 1):
-            logits = self._columns(self.engine.follow(at - sequence.start, drawn[-1]))
-            self.cache.set_length(at - sequence.start + 1)
+            part = self.cache, Layout(at - sequence.start, [], ROOT)
+            logits = self._columns(self.engine.call([part], drawn[-1])[0])
             scores = choose.scores(logits, range(at + 1), ROOT)
             drawn.append(token_ids(scores.argmax(-1), logits))
         handed_over = time.perf_counter()
+        self.cache.set_length(len(tokens) - sequence.start + count - 1)
         new = torch.cat(drawn).tolist()
         sequence.tokens += new[:-1]
         ended = time.perf_counter()

@@ -220,8 +220,12 @@ def prepack_linears(
     grouped = {layer for group in groups for layer in group}
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
     before = _SHARED.get(model, lambda: None)()
-    same = before is not None and [*before.units] == units and not before.frozen.changed
-    if same and all(packed.always == every for packed in before.units.values()):
+    if (
+        before is not None
+        and [*before.units] == units
+        and all(packed.always == every for packed in before.units.values())
+        and not before.frozen.changed
+    ):
         return before
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:

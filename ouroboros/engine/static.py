@@ -26,11 +26,11 @@ from transformers import PreTrainedModel
 from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.eager import MOST_HELD, Eager, make_room
+from ouroboros.engine.eager import MOST_HELD, Eager, Part, make_room
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.engine.triton_attention import block_tokens
-from ouroboros.tree import ROOT, TokenTree
+from ouroboros.tree import ROOT
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
@@ -113,15 +113,16 @@ class Static(Eager):
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
 
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        largest = NODES[-1]  # more uncached tokens are fed before, in calls of this size
-        while missing and len(missing) + len(tree) > largest:
-            self.call(Layout.chain(known, missing[:largest]))
-            known, missing = known + len(missing[:largest]), missing[largest:]
-            self.cache.set_length(known)
-        return self.call(Layout(known, missing, tree, held))
+    def feed_prompt(self, part: Part) -> Part:
+        """See `Eager.feed_prompt`. Calls of fixed shapes feed as many tokens as fit before."""
+        slots, layout = part
+        if slots is not self.cache:
+            return super().feed_prompt(part)
+        known, missing, tree, _ = layout
+        while missing and len(missing) + len(tree) > NODES[-1]:
+            self.call([(slots, Layout.chain(known, missing[: NODES[-1]]))])
+            known, missing = known + len(missing[: NODES[-1]]), missing[NODES[-1] :]
+        return slots, layout._replace(base=known, missing=missing)
 
     def prepare(self, context: int, rows: int = 1) -> None:
         """Reserve slots for calls on up to `context` slots. On a GPU, capture these calls at every
@@ -130,13 +131,13 @@ class Static(Eager):
         if rows > 1 and self.captures_jointly:
             self.shared.grow(rows, padded_slots(context + NODES[-1]))
             for nodes in NODES:
-                self._call_jointly([], nodes)
+                self._call_several([], nodes)
         for nodes in NODES if self.graphs else ():
             slots = 0
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
                 if slots >= nodes:
-                    self.call(Layout(0, [], ROOT), shape=(nodes, slots))
+                    self._call_one(Layout(0, [], ROOT), shape=(nodes, slots))
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
@@ -181,15 +182,35 @@ class Static(Eager):
         """Return a context in which the model has its compiled layers, if any."""
         return nullcontext() if self.compiled is None else self.compiled.swapped_in()
 
-    def call(
+    def new_slots(self) -> SlotCache:
+        return (
+            self.shared.slab(self.cache.capacity) if self.captures_jointly else super().new_slots()
+        )
+
+    def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """See `Eager.call`. A call for several sequences is eager if it cannot be captured, as with
+        more than `NODES[-1]` fed tokens."""
+        make_room(parts)
+        logits, fed = None, sum(layout.fed for _, layout in parts)
+        if parts[0][0] is self.cache:
+            logits = self._call_one(parts[0][1], token)
+        elif self.captures_jointly and fed <= NODES[-1]:
+            logits = self._call_several(parts, padded_nodes(fed))
+        if logits is None:
+            return super().call(parts, token)
+        self.forwards += 1
+        counts = [len(layout.rows) for _, layout in parts]
+        return list(logits[: sum(counts)].split(counts))
+
+    def _call_one(
         self,
         layout: Layout,
         token: torch.Tensor | None = None,
         *,
         shape: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """See `Eager.call`; `shape` overrides the padded numbers of nodes and slots."""
-        self.forwards += 1
+        """Run a call for the sequence in the model's own slots; return [nodes, vocab] logits.
+        `shape` overrides the padded numbers of nodes and slots."""
         ids = layout.known_ids(self.info.vocab_size)
         size = padded_nodes(len(ids))
         nodes, slots = shape or (size, padded_slots(layout.base + layout.held + size))
@@ -199,31 +220,11 @@ class Static(Eager):
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             return self._forward(inputs, nodes, slots)
 
-        return self._computed((nodes, slots), words, nodes, forward, token)[: len(layout.rows)]
+        return self._computed((nodes, slots), words, nodes, forward, token)
 
-    def new_slots(self) -> SlotCache:
-        return (
-            self.shared.slab(self.cache.capacity) if self.captures_jointly else super().new_slots()
-        )
-
-    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """See `Eager.call_jointly`. The call is eager if it cannot be captured, as with more than
-        `NODES[-1]` fed tokens."""
-        layouts = [layout for _, layout in parts]
-        fed = sum(len(one.missing) + len(one.tree) - one.held for one in layouts)
-        logits = None
-        if self.captures_jointly and fed <= NODES[-1]:
-            make_room(parts)
-            logits = self._call_jointly(parts, padded_nodes(fed))
-        if logits is None:
-            return super().call_jointly(parts)
-        self.forwards += 1
-        counts = [len(layout.rows) for layout in layouts]
-        return list(logits[: sum(counts)].split(counts))
-
-    def _call_jointly(self, parts: Sequence[tuple[Any, Layout]], nodes: int) -> torch.Tensor | None:
-        """Run a joint call padded to `nodes` tokens; return [nodes, vocab] logits. Return None if
-        it needs more attention blocks than a captured call of this size has (see
+    def _call_several(self, parts: Sequence[Any], nodes: int) -> torch.Tensor | None:
+        """Run a call for several sequences, padded to `nodes` tokens; return [nodes, vocab] logits.
+        Return None if it needs more attention blocks than a captured call of this size has (see
         `ouroboros.engine.tables`)."""
         whole = self.shared.whole
         sizes = {"size": nodes, "most": self.block_tokens, "spare": whole.capacity - 1}
@@ -324,7 +325,7 @@ class Static(Eager):
         masks = spread if self.compiled is None else self.compiled.masks
         with self._layers(), self.cache.fixed_slots(base + own, at):
             mask = masks(inside, positions, own, base, at, self.info)
-            return self.forward(ids[None], positions[own][None], mask, rows)
+            return self.forward(ids[None], positions[own][None], mask, rows, self.cache)
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:

@@ -194,7 +194,7 @@ def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
     ]
     sequences = [model.new_sequence() for _ in texts]
     for order in ([0, 1, 2, 3], [3, 1]):
-        found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
+        found = model.score_all([(sequences[at], texts[at], trees[at]) for at in order])
         assert all(torch.equal(rows, single[at]) for rows, at in zip(found, order, strict=True))
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ouroboros.engine.attention import NAME
 from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache
+from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import Static
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -58,7 +59,7 @@ def engine():
 @pytest.mark.parametrize("nodes", [1, 24])
 def test_a_step_neither_waits_nor_mixes_devices(engine, nodes, choose):
     tree = TokenTree(tuple(range(nodes)), (-1, *[0] * (nodes - 1)))
-    logits = engine.run(700, [5, 6], tree)
+    (logits,) = engine.call([(engine.cache, Layout(700, [5, 6], tree))])
     assert logits.shape == (nodes, VOCAB) and logits.device.type == "cuda"
     for choice, shape in ((choose, (nodes,)), (choose.ranked, (nodes, 3, 2))):
 

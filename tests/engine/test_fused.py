@@ -42,7 +42,7 @@ def both(name: str, dtype=torch.float32, **other) -> tuple[CachedModel, CachedMo
 
 def jointly(model: CachedModel, calls) -> list[torch.Tensor]:
     sequences = [model.new_sequence() for _ in calls]
-    return model.score_together([(s, *call) for s, call in zip(sequences, calls, strict=True)])
+    return model.score_all([(s, *call) for s, call in zip(sequences, calls, strict=True)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,8 +196,8 @@ def slower(monkeypatch):
 
 
 def different(monkeypatch):
-    plain = fused.Fused.forward
-    monkeypatch.setattr(fused.Fused, "forward", lambda *args: plain(*args) * 1.1)
+    plain = fused.Fused.logits
+    monkeypatch.setattr(fused.Fused, "logits", lambda *args: plain(*args) * 1.1)
 
 
 def hooked_everywhere(monkeypatch):

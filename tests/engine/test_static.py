@@ -25,6 +25,7 @@ from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine
+from ouroboros.engine.masks import Layout
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
@@ -161,13 +162,14 @@ def test_captured_joint_calls_give_each_text_alone(joined, monkeypatch, family, 
     and the pools grow. Neither a long prompt nor too many blocks are captured."""
     model, draft, apart = family(), llama(seed=1), []
     target, small = joined(model, compiled=compiled), joined(draft)
-    eager = Eager.call_jointly
+    eager = Eager.call
 
-    def eagerly(engine, parts):
-        apart.append(sum(len(layout.missing) for _, layout in parts))
-        return eager(engine, parts)
+    def eagerly(engine, parts, token=None):
+        if isinstance(engine, Static):
+            apart.append(sum(len(layout.missing) for _, layout in parts))
+        return eager(engine, parts, token)
 
-    monkeypatch.setattr(Eager, "call_jointly", eagerly)
+    monkeypatch.setattr(Eager, "call", eagerly)
     assert target.why_not_together() is None and target.engine.captures_jointly
     reading = [598] * 2 if family is long_llama else []  # the long prompt, in calls of its own
     lengths = (3, 1, 20, 600 if reading else 30, 2, 9, 40, 5, 1, 7)
@@ -332,14 +334,15 @@ def test_an_engine_that_answers_otherwise_is_found_out(graphed):
     eager, static = cached.engine, Static(model, cached.engine.info, cached.cache)
     assert why_different(static, eager) is None
     stale = graphed(model).engine
-    answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1))).clone()
-    stale.run = lambda *_: answers
+    layout = Layout(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1)))
+    answers = stale.call([(stale.cache, layout)])[0].clone()
+    stale.call = lambda *_: [answers]
     assert "standard deviations" in why_different(stale, eager)
 
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    stale.run = fails
+    stale.call = fails
     assert why_different(stale, eager) == "operation not permitted when stream is capturing"
     assert cached.cache.length == 0
 
@@ -352,7 +355,7 @@ def test_ids_that_a_stand_in_never_chooses_hide_no_error():
         found = expected.clone()
         found[1, 7] += error
         facts = {"compiled": None, "forwards": 0, "cache": CACHE, "info": INFO}
-        engines = [SimpleNamespace(run=lambda *_, x=x: x, **facts) for x in (found, expected)]
+        engines = [SimpleNamespace(call=lambda *_, x=x: [x], **facts) for x in (found, expected)]
         assert bool(why_different(*engines)) is differs
 
 
