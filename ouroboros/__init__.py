@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ouroboros.drafters.ouroboros import Ouroboros
     from ouroboros.drafters.ouroboros_paper import OuroborosPaper
     from ouroboros.drafters.pool import PhrasePool
+    from ouroboros.engine.frozen import ModelChanged
     from ouroboros.engine.model import CachedModel
     from ouroboros.generate import custom_generate, generate
     from ouroboros.models.load import load
@@ -31,6 +32,7 @@ _MODULES = {
     "OuroborosPaper": "drafters.ouroboros_paper",
     "PhrasePool": "drafters.pool",
     "CachedModel": "engine.model",
+    "ModelChanged": "engine.frozen",
     **dict.fromkeys(("custom_generate", "generate"), "generate"),
     "load": "models.load",
     **dict.fromkeys(("ReferencePair", "reference"), "models.reference"),

@@ -34,7 +34,7 @@ class Request(NamedTuple):
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Make one joint call for `calls`, which are requests to the same model, `self` included;
         return the logits of each."""
-        return self.model.score_together([call[1:] for call in calls])
+        return self.model.score_all([call[1:] for call in calls])
 
 
 class Roll(NamedTuple):

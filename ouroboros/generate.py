@@ -113,7 +113,6 @@ def generate(
     decoder: str | Drafter = "ouroboros",
     generation_config: GenerationConfig | None = None,
     seed: int | None = None,
-    exact: bool = False,
     draft_context: int | None = DRAFT_CONTEXT,
     batch_size: int | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
@@ -141,9 +140,6 @@ def generate(
     - `stopping_criteria`: each is called with one row after each new token. In a batch, every row
       after the first uses shallow copies of them. A row that ends is padded; without an
       end-of-sequence id, transformers fills it with further tokens.
-    - `exact`: in float32, bfloat16 or (on a GPU) float16, make a token's logits bitwise identical
-      in every call. Without it, rounding in half precision may swap two tokens of nearly equal
-      logits.
     - `streamer`: a streamer, or a list of one per row.
     - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
       temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -182,7 +178,6 @@ def generate(
         decoder=decoder,
         streamer=streamer,
         seed=seed,
-        exact=exact,
         draft_context=draft_context,
         batch_size=batch_size,
         **settings,
@@ -192,8 +187,6 @@ def generate(
         generation.stop = partial(StopStrings, tokenizer, strings, from_prompt=True)
     if isinstance(model, CachedModel):
         generation.target = model
-        if exact and not model.exact:
-            raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
         defaults = plain.generation_config  # its stop strings are in `generation.stop` already
@@ -230,7 +223,6 @@ class CustomGenerate:
         decoder: str | Drafter = "ouroboros",
         streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
         seed: int | None = None,
-        exact: bool = False,
         draft_context: int | None = DRAFT_CONTEXT,
         batch_size: int | None = None,
         **settings,
@@ -241,8 +233,7 @@ class CustomGenerate:
             raise ValueError("draft and assistant_model are the same option: give only one")
         self.draft = assistant_model if draft is None else draft
         self.decoder, self.settings, self.streamer = decoder, settings, streamer
-        self.seed, self.exact = seed, exact
-        self.draft_context, self.batch_size = draft_context, batch_size
+        self.seed, self.draft_context, self.batch_size = seed, draft_context, batch_size
         self.target: CachedModel | None = None
         self.stop: Callable[..., StopStrings] | None = None  # called with a row's prompt
         self._made: tuple[CachedModel | None, CachedModel | None, Any] = None, None, None
@@ -311,8 +302,8 @@ class CustomGenerate:
             met = [copy.copy(own) for own in criteria] if rows else criteria  # they may count calls
             stop = None if self.stop is None else self.stop(after=prompt)
             rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], met, stop, device, streamer))
-        options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
-        models = acquire(self.target or model, self.draft, self.owner, **options)
+        target_model, limit = self.target or model, self.draft_context
+        models = acquire(target_model, self.draft, self.owner, draft_context=limit)
         with models as (target, draft):
             free = self._decoders(target, draft, len(rows))
             size = len(free)

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from pickle import PickleError
 from typing import Any, TypeVar
 
 import llvmlite.binding
@@ -23,8 +22,6 @@ from filelock import FileLock
 CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-CACHED: list[Any] = []  # functions with a cache
-UNUSABLE: set[Path] = set()  # cache folders that are damaged or cannot be written
 
 
 def cache_folder(sources: Sequence[Path]) -> Path | None:
@@ -50,7 +47,7 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
     with these options are cached in `folder` (None: not cached)."""
     configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(folder or "")
     try:
-        yield {"cache": folder is not None and folder not in UNUSABLE}
+        yield {"cache": folder is not None}
     finally:
         CONFIG.CACHE_DIR = configured
 
@@ -58,34 +55,18 @@ def cached_in(folder: Path | None) -> Iterator[dict[str, Any]]:
 def njit(function: Callable, folder: Path | None, **options: Any) -> Any:
     """Return a function that numba compiles at its first call, cached in `folder`."""
     with cached_in(folder) as cached:
-        CACHED.append(numba.njit(**cached, **options)(function))
-    return CACHED[-1]
+        return numba.njit(**cached, **options)(function)
 
 
 def compile_now(compile_all: Callable[[], Result], folder: Path | None, what: str) -> Result:
     """Call `compile_all`, which compiles functions or loads them from the cache `folder`; return
     its result. Log a warning first if the cache is empty; `what` names the functions in it. If the
-    folder can be locked, one process compiles while all others wait, then load.
-
-    If the cache is damaged or cannot be written, log a warning and compile without a cache.
-    """
+    folder can be locked, one process compiles while all others wait, then load."""
     if folder is None or not any(folder.rglob("*.nbi")):
         often = "once" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
         log.warning(f"compiling {what} for this machine takes up to 20 s, {often}")
-    try:
-        with ExitStack() as stack:
-            if folder is not None:
-                with suppress(OSError, NotImplementedError):
-                    stack.enter_context(FileLock(folder / ".lock"))
-            return compile_all()
-    except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
-        if folder is None:
-            raise
-        log.warning(
-            f"the compiled code in {folder} is damaged or cannot be written ({error}): compiling "
-            f"{what} for this process alone; delete the folder, free space, or set NUMBA_CACHE_DIR"
-        )
-    UNUSABLE.add(folder)
-    for function in CACHED:
-        function._cache.disable()
-    return compile_all()
+    with ExitStack() as stack:
+        if folder is not None:
+            with suppress(OSError, NotImplementedError):
+                stack.enter_context(FileLock(folder / ".lock"))
+        return compile_all()

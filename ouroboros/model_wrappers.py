@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from ouroboros.engine.attention import attention_of
+from ouroboros.engine.frozen import ModelChanged
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.static import shape_of, weight_addresses
 from ouroboros.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
@@ -24,13 +26,12 @@ Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact", "draft".
-    A wrapper is replaced if the model's attention, weight addresses or `shape_of` have changed.
+    """The lock of a model or a decoder, and a model's wrappers by role: "target", "draft".
     `decoding`: whether the decoder is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.wrappers: dict[str, tuple[tuple, CachedModel, str]] = {}
+        self.wrappers: dict[str, CachedModel] = {}
         self.decoding = False
 
     @classmethod
@@ -64,15 +65,15 @@ def acquire(
     draft: Model | None,
     decoder: object,
     *,
-    exact: bool = False,
     draft_context: int | None = None,
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
     """Yield both models wrapped for tree scoring, holding their locks and the decoder's lock.
 
     The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
-    `draft_context` tokens of a prompt. A model is checked once, and again only if its weights,
-    device or attention were replaced. Raises `ValueError` for an architecture that cannot score
-    trees, for different tokenizers, and if the decoder is already decoding in this thread.
+    `draft_context` tokens of a prompt. A transformers model is read in its first call, and again
+    after its weights or modules have changed (see `ModelChanged`). Raises `ValueError` for an
+    architecture that cannot score trees, for different tokenizers, and if the decoder is already
+    decoding in this thread.
     """
     with locked(target, draft, decoder), ExitStack() as stack:
         use = WrapperCache.of(decoder)
@@ -90,7 +91,7 @@ def acquire(
                 stack.callback(setattr, wrapped, name, getattr(wrapped, name))
             if not isinstance(draft, CachedModel):
                 wrapped.prefill_limit = draft_context
-        own = stack.enter_context(_wrapped(target, "exact" if exact else "target"))
+        own = stack.enter_context(_wrapped(target, "target"))
         if wrapped is not None:
             check_pair(own, wrapped)
         yield own, wrapped
@@ -112,44 +113,32 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     `twin`: the draft is the same `CachedModel` as the target, so give it a second cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
-    wrappers, outer = WrapperCache.of(model).wrappers, None
-    cached = given if isinstance(given, CachedModel) and not twin else None
+    wrappers, outer = WrapperCache.of(model).wrappers, cast(Any, None)
+    own = given if isinstance(given, CachedModel) and not twin else None
     try:
-        if cached is None:
-            known, wrapper, needed = wrappers.get(role, ((), None, ""))
-            if wrapper is None or known != (attention, weight_addresses(model), shape_of(model)):
-                wrappers.pop(role, None)
-                wrapper = CachedModel(model, exact=role == "exact")
-                if not wrapper.exact:
-                    wrapper.prepack()
-                needed = model.config.get_text_config()._attn_implementation
-                # taken now, since the engine may have moved weights to fuse projections
-                made_for = attention, weight_addresses(model), shape_of(model)
-                wrappers[role] = made_for, wrapper, needed
-            else:
-                outer = wrapper.model  # not None within a nested call
-            if needed != model.config.get_text_config()._attn_implementation:
-                model.set_attn_implementation(needed)
-            wrapper.model = wrapper.engine.model = model
+        if own is not None:
+            wrapper = own
+        elif role in wrappers:
+            wrapper = wrappers[role]
+            outer, wrapper.model, wrapper.engine.model = wrapper.model, model, model
+            try:
+                wrapper.new_sequence()
+            except ModelChanged:
+                wrapper.refresh()
+            if wrapper.attention != attention_of(model):
+                model.set_attn_implementation(wrapper.attention)
         else:
-            wrapper = cached
+            wrapper = wrappers[role] = CachedModel(model)
         model.eval()
-        wrapper.empty()  # weights may have changed since the last call
-        wrapper.packed.check(closely=True)
-        if wrapper.outdated:
-            wrapper.prepack()  # may change the engine, and so the attention
-            if cached is None:
-                needed = model.config.get_text_config()._attn_implementation
-                wrappers[role] = (wrappers[role][0], wrapper, needed)
+        wrapper.empty()
         yield wrapper
     finally:
-        if cached is None and attention != _attention(model):
+        if own is None and attention != _attention(model):
             model.set_attn_implementation(attention)
         for module, mode in training:
             module.training = mode
-        if cached is None and role in wrappers:
-            wrapper = wrappers[role][1]
-            wrapper.model = wrapper.engine.model = outer  # type: ignore[assignment]
+        if own is None and role in wrappers:  # `outer` is not None within a nested call
+            wrapper.model = wrapper.engine.model = outer
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:

@@ -232,7 +232,7 @@ def test_a_joint_sequence_scores_by_itself_too():
     target, plain = CachedModel(model), CachedModel(copy.deepcopy(model))
     own, other = target.new_sequence(), target.new_sequence()
     root = TokenTree.chain(6, ())
-    target.score_together([(own, [5, 6], root), (other, [7, 6], root)])
+    target.score_all([(own, [5, 6], root), (other, [7, 6], root)])
     target.accept(own, [0])
     for seed, sequence in zip(cycle([1, 2]), (own, other, own), strict=False):
         text = prompt_of(9, seed)

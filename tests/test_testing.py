@@ -102,7 +102,6 @@ def test_others_are_told_in_one_line(drafter, error, reason):
 def test_a_negative_draft_id_is_refused(dtype):
     shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     model = CachedModel(llama(dtype=dtype, **shape), engine="fused")
-    model.prepack()
     assert model.exact == (dtype == torch.float32)
     with pytest.raises(ValueError, match="token id -1 is negative"):
         decode(model, Negative(), prompt_of(5), max_new=4)

@@ -161,12 +161,9 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     runners: list[Runner] = []
     for name, make in bench.decoders.items():
         if runners:  # the same weights, with a separate cache
-            fused = target.describe_engine()["engine"] == "fused"
-            how = {"engine": "fused" if fused else config.model.engine}
+            how = {"engine": "fused" if target.exact else config.model.engine}
             how |= {"tokenizer": target.tokenizer, "max_len": target.max_len}
-            target = CachedModel(target.model, exact=config.model.exact, **how)
-            if fused:  # the same packed weights
-                target.prepack()
+            target = CachedModel(target.model, **how)
         first, drafter = make(), make()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")

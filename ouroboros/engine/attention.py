@@ -87,6 +87,11 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
     register(name, function, sdpa_mask)
 
 
+def attention_of(model: PreTrainedModel) -> str:
+    """Return the name of a model's attention implementation."""
+    return model.config.get_text_config()._attn_implementation
+
+
 def use_packed_attention(model: PreTrainedModel) -> str | None:
     """Switch a model that runs on `sdpa` to the Triton kernel if it works on this GPU, else to
     packed attention. Return None, or why the model was left unchanged (it does not run on `sdpa`),

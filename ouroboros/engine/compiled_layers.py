@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
 from ouroboros.engine.quantised import Int8Linear
-from ouroboros.engine.triton_products import exact_product, plain, product
+from ouroboros.engine.triton_products import plain, product
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of nodes and slots
@@ -56,7 +56,6 @@ class DeduplicatePass(CustomGraphPass):
 RECOMPILING = {
     "recompile_limit": 64,  # models need 4 to 8
     "fail_on_recompile_limit_hit": True,
-    "skip_nnmodule_hook_guards": False,  # a new hook recompiles
 }
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
@@ -74,8 +73,6 @@ class CompiledLayers:
     """A model's decoder layers, compiled with `backend` of `torch.compile`.
 
     - `products`: use the kernels of `engine.triton_products` for unquantised weights too, if faster
-    - `exact`: use `exact_product` for all linear layers, the output head included; then `backend`
-      may be None, to compile nothing
     - `tuned` (attribute): whether calls of one node use tuned code; None until both were timed
     """
 
@@ -85,24 +82,19 @@ class CompiledLayers:
         *,
         backend: Any = "inductor",
         products: bool = False,
-        exact: bool = False,
     ) -> None:
         count = model.config.get_text_config().num_hidden_layers
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         layers = next((item for item in lists if len(item) == count), nn.ModuleList())
-        layers = nn.ModuleList() if backend is None else layers
         self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
-        self.how = {"backend": backend, "products": products, "exact": exact}
         self.tuned: bool | None = None
-        self.spread = torch.compile(spread, backend=backend or "eager")
+        self.spread = torch.compile(spread, backend=backend)
         self.swaps = [
             Swap(layers, str(index), plain, compiled)
             for index, (plain, compiled) in enumerate(zip(layers, self.compiled, strict=True))
         ]
-        kernel = exact_product if exact else product if products else None
-        fused = FUSED if backend else ()  # uncompiled, each part would repeat the product
-        for part in [model] if exact else layers:
-            self.swaps += fuse_projections(part, kernel, fused)
+        for layer in layers:
+            self.swaps += fuse_projections(layer, product if products else None)
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
         """Compute the masks of `engine.masks.spread` with compiled code."""
@@ -171,8 +163,8 @@ class ProductColumns(nn.Module):
     """Replaces a projection: returns columns `start` to `end` of the matrix product with
     `operands`, the weight, scale and bias of one projection or of several fused ones.
 
-    `kernel` computes the matrix product: `product`, `exact_product`, or None for torch's, which is
-    compiled with the layer. With `alone`, single rows use torch's instead of `product`.
+    `kernel` computes the matrix product: `product`, or None for torch's, which is compiled with the
+    layer. With `alone`, single rows use torch's too.
     """
 
     alone = True
@@ -183,26 +175,26 @@ class ProductColumns(nn.Module):
         self.start, self.end, self.kernel = start, end, kernel
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        single = self.kernel is product and hidden.shape[1] == 1 and self.alone
+        single = hidden.shape[1] == 1 and self.alone
         kernel = plain if single or self.kernel is None else self.kernel
         whole = kernel(hidden, self.weight, self.scale, self.bias)
         return whole[..., self.start : self.end]
 
 
 @torch.no_grad()
-def fuse_projections(layer: nn.Module, kernel: Any = None, fused: Any = FUSED) -> list[Swap]:
-    """Fuse the projections of a layer that have the same input, as named in `fused`: store their
+def fuse_projections(layer: nn.Module, kernel: Any = None) -> list[Swap]:
+    """Fuse the projections of a layer that have the same input, as named in `FUSED`: store their
     weights in one buffer. Return a `Swap` for each module to replace.
 
-    These are the fused projections, all int8 layers and, if `kernel` (`product` or `exact_product`)
-    is given, all linear layers. Skips layers quantised by transformers, subclasses of `nn.Linear`,
+    These are the fused projections, all int8 layers and, if `kernel` (`product`) is given, all
+    linear layers. Skips layers quantised by transformers, subclasses of `nn.Linear`,
     and projections of different input widths, dtypes or devices, or of which only some have a bias.
     """
     swaps: list[Swap] = []
     done: set[nn.Module] = set()
     for owner in layer.modules():
         singles = [(name,) for name, _ in owner.named_children()]
-        for names in (*fused, *singles):
+        for names in (*FUSED, *singles):
             linears: list[Any] = [getattr(owner, name, None) for name in names]
             plain_weights = all(
                 type(m) in (nn.Linear, Int8Linear) and not is_wrapper_subclass(m.weight)
@@ -230,9 +222,17 @@ def fuse_projections(layer: nn.Module, kernel: Any = None, fused: Any = FUSED) -
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
-    """Return one buffer with the values of all weights; turn the weights into views of it."""
+    """Return one buffer with the values of all weights; turn the weights into views of it, unless
+    they are already, as after another wrapper of the model."""
     if len(weights) == 1:
         return weights[0]
+    first, rows = weights[0].data, sum(map(len, weights))
+    starts = [weight.data_ptr() for weight in weights]
+    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
+    one_buffer = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    if one_buffer and starts[1:] == ends[:-1] and all(w.is_contiguous() for w in weights):
+        whole = first.as_strided((rows, *first.shape[1:]), first.stride())
+        return nn.Parameter(whole, requires_grad=False)
     whole = torch.cat([weight.data for weight in weights])
     for weight, view in zip(weights, whole.split([len(w) for w in weights]), strict=True):
         weight.data = view

@@ -10,7 +10,6 @@ rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,13 @@ from transformers import Cache, PreTrainedModel
 from ouroboros.engine.cache import ModelInfo, SlotCache, cache_argument
 from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
-from ouroboros.tree import ROOT, TokenTree
+from ouroboros.engine.prepack import PackedWeights
+from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # more uncached tokens are fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reuse
+Part = tuple[SlotCache, Layout]
+"""One sequence in a call: its cache slots, and what to feed."""
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
@@ -36,21 +38,15 @@ def read_alone(prompt: Sequence[int]) -> bool:
     return len(prompt) - 1 > PREFILL_ALONE
 
 
-def make_room(parts: Sequence[tuple[SlotCache, Layout]]) -> None:
-    """Drop the slots after each layout's cached tokens, and reserve slots for its new tokens."""
-    for slots, layout in parts:
-        slots.set_length(layout.base + layout.held)
-        slots.reserve(layout.base + len(layout.missing) + len(layout.tree))
-
-
 class Eager:
-    """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
-    valid until the next call. `forwards` counts forward passes; `captures_jointly`: whether joint
-    calls are captured as CUDA graphs; `drops_rows`: whether the model may skip rows without logits
-    in its last layers, as Gemma 4 does; `feeds_apart`: whether long prompts are fed before the
-    tree (see `fed_apart`)."""
+    """Calls one model with its cache. Returned logits are valid until the next call.
 
-    drops_rows = feeds_apart = True
+    `forwards` counts forward passes; `captures_jointly`: whether calls for several sequences are
+    captured as CUDA graphs; `feeds_apart`: whether long prompts are fed before the tree (see
+    `fed_apart`); `packed`: the weights that the model's linear layers use on a CPU.
+    """
+
+    feeds_apart = True
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -59,36 +55,15 @@ class Eager:
         self.cache_argument = cache_argument(model)
         self.forwards = 0
         self.captures_jointly = False
+        self.packed = PackedWeights()
 
     def new_slots(self) -> SlotCache:
-        """Return cache slots for a sequence of joint calls."""
+        """Return cache slots for a sequence that shares calls with others."""
         return SlotCache(self.info.layers)
 
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        """Feed `missing` (uncached) tokens and the tree after `known` cached slots; return the
-        logits after its `logit_nodes`, [len(tree.logit_nodes), vocab].
-
-        Node i of the tree is written to slot `known + len(missing) + i`. If `held` is above 0, the
-        first `held` nodes (at most `MOST_HELD`, no logit node) are cached and `missing` is empty.
-        """
-        self.cache.reserve(known + len(missing) + len(tree))
-        if self.feeds_apart and fed_apart(len(missing), tree):
-            self.call(Layout.chain(known, missing))
-            known, missing = known + len(missing), []
-            self.cache.set_length(known)
-        return self.call(Layout(known, missing, tree, held))
-
-    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        """Feed one token ([1] int64, on any device) at position `slot`, which is also its slot;
-        return [1, vocab] logits. The token is not copied to the host."""
-        self.cache.reserve(slot + 1)
-        return self.call(Layout(slot, [], ROOT), token)
-
     def prepare(self, context: int, rows: int = 1) -> None:
-        """Warm up for calls on up to `context` slots, and for joint calls of up to `rows` sequences
-        if that is above 1; the cache must be empty."""
+        """Warm up for calls on up to `context` slots, and for calls for up to `rows` sequences if
+        that is above 1; the cache must be empty."""
         self.cache.reserve(context)
 
     def choosing(
@@ -98,45 +73,55 @@ class Eager:
         logits. A static engine replays it as a CUDA graph, stored under `key`."""
         return compute(logits, *inputs)
 
-    def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        """Make one call of the model; return the logits of the layout's rows, [rows, vocab].
-        `token`, a tensor on the device, replaces the first id."""
-        self.forwards += 1
-        ids, rows = layout.known_ids(self.info.vocab_size), layout.rows
-        words = np.stack([np.array(ids), layout.positions()[layout.held :]])
-        packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
-        if token is not None:
-            packed[0, :1] = token
-        keep: int | torch.Tensor = 0  # 0: all rows
-        if len(rows) < len(ids):
-            last = rows == [len(ids) - 1]
-            keep = 1 if last and self.drops_rows else torch.tensor(rows, device=self.info.device)
-        return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
+    def feed_prompt(self, part: Part) -> Part:
+        """Feed a long prompt before the tree, if that is cheaper than to feed both in one call;
+        return what is left to call."""
+        slots, layout = part
+        causal = layout.tree.is_chain and slots is self.cache
+        if not self.feeds_apart or causal or len(layout.missing) <= PREFILL_ALONE:
+            return part
+        self.call([(slots, Layout.chain(layout.base, layout.missing))])
+        return slots, Layout(layout.base + len(layout.missing), [], layout.tree)
 
-    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """Make one call of the model for several sequences, each with its own slots; return the
-        logits of each layout's rows, [rows, vocab]."""
+    def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Make one call of the model for one or several sequences; return the logits of each
+        layout's rows, [rows, vocab]. Node i of a layout's tree is written to slot `base +
+        len(missing) + i`. `token` ([1] int64, on any device) replaces the first id, without a copy
+        to the host."""
         self.forwards += 1
-        device, vocab = self.info.device, self.info.vocab_size
-        layouts = [layout for _, layout in parts]
         make_room(parts)
-        cache = JointCache(self.info, parts, [self.joint_mask(layout) for layout in layouts])
-        ids = [token for layout in layouts for token in layout.known_ids(vocab)]
+        device, layouts = self.info.device, [layout for _, layout in parts]
+        ids = [token for layout in layouts for token in layout.known_ids(self.info.vocab_size)]
         positions = np.concatenate([layout.positions()[layout.held :] for layout in layouts])
         words = torch.from_numpy(np.stack([np.array(ids), positions])).to(device, non_blocking=True)
-        rows = [s.fed.start + row for s in cache.shares for row in s.layout.rows]
-        keep = torch.tensor(rows, device=device) if len(rows) < len(ids) else 0
-        with cache.attended():
-            logits = self.forward(words[:1], words[1:], None, keep, cache)
+        if token is not None:
+            words[0, :1] = token
+        rows, start = list[int](), 0
+        for layout in layouts:
+            rows += [start + row for row in layout.rows]
+            start += layout.fed
+        keep: int | torch.Tensor = 0  # 0: all rows
+        if len(rows) < len(ids):
+            keep = 1 if rows == [len(ids) - 1] else torch.tensor(rows, device=device)
+        logits = self.logits(words[:1], words[1:], parts, keep)
         return list(logits.split([len(layout.rows) for layout in layouts]))
 
-    def masks(self, layout: Layout) -> Masks:
-        """Return the attention masks to pass to the model, see `dense`."""
-        return dense(layout, self.info)
-
-    def joint_mask(self, layout: Layout) -> Any:
-        """Return the attention mask of one sequence in a joint call, see `dense`."""
-        return dense(layout, self.info, chains=True)
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        parts: Sequence[Part],
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the logits of the rows to `keep`, [rows, vocab] (0: all; n: the last n; a tensor:
+        these indices). `ids` and `positions` [1, n] are those of all parts."""
+        if len(parts) == 1:
+            slots, layout = parts[0]
+            return self.forward(ids, positions, dense(layout, self.info), keep, slots)
+        masks = [dense(layout, self.info, chains=True) for _, layout in parts]
+        cache = JointCache(self.info, parts, masks)
+        with cache.attended():
+            return self.forward(ids, positions, None, keep, cache)
 
     def forward(
         self,
@@ -144,17 +129,23 @@ class Eager:
         positions: torch.Tensor,
         mask: Masks,
         keep: int | torch.Tensor,
-        cache: Cache | None = None,
+        cache: Cache,
     ) -> torch.Tensor:
-        """Call the model on [1, n] ids and positions, with `cache` (None: the engine's); return the
-        logits of the rows to `keep`, [rows, vocab] (0: all; n: the last n; a tensor: these
-        indices)."""
-        out = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self.cache_argument: self.cache if cache is None else cache},
-        )
+        """Call the model's modules; return the logits of the rows to `keep`, see `logits`."""
+        with self.packed.used():
+            out = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self.cache_argument: cache},
+            )
         return out.logits[0]
+
+
+def make_room(parts: Sequence[Part]) -> None:
+    """Drop the slots after each layout's cached tokens, and reserve slots for its new tokens."""
+    for slots, layout in parts:
+        slots.set_length(layout.base + layout.held)
+        slots.reserve(layout.base + len(layout.missing) + len(layout.tree))

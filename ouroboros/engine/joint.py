@@ -57,7 +57,7 @@ class JointCache(Cache):
         self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         end = 0
         for (slots, layout), mask in zip(parts, masks, strict=True):
-            start, end = end, end + len(layout.missing) + len(layout.tree) - layout.held
+            start, end = end, end + layout.fed
             self.shares.append(Share(slots, layout, slice(start, end), mask))
 
     @contextmanager

@@ -49,6 +49,11 @@ class Layout(NamedTuple):
         return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
     @property
+    def fed(self) -> int:
+        """The number of tokens to feed."""
+        return len(self.missing) + len(self.tree) - self.held
+
+    @property
     def rows(self) -> list[int]:
         """The indices of the tree's logit nodes among the fed tokens."""
         first = len(self.missing) - self.held
@@ -87,9 +92,8 @@ def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
     first tokens of a sequence, if no token is outside a sliding window.
     """
     if layout.tree.is_chain and chains:
-        fed = len(layout.missing) + len(layout.tree) - layout.held
-        wide = info.sliding_window is None or layout.base + fed <= info.sliding_window
-        if wide and not layout.held and (fed == 1 or not layout.base):
+        wide = info.sliding_window is None or layout.base + layout.fed <= info.sliding_window
+        if wide and not layout.held and (layout.fed == 1 or not layout.base):
             return None
     elif layout.tree.is_chain:
         return None

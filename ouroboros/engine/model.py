@@ -12,27 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
+from ouroboros.engine.attention import KERNEL_NAME, attention_of, use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
+from ouroboros.engine.eager import MOST_HELD, Eager, Part
 from ouroboros.engine.engine_choice import EngineName, select_engine
-from ouroboros.engine.exact import Exact, check_exact, make_exact
-from ouroboros.engine.exact_static import NAME as EXACT_NAME
-from ouroboros.engine.exact_static import ExactStatic, make_exact_static
-from ouroboros.engine.fused import Fused, fuse, hooks_of
+from ouroboros.engine.frozen import Frozen, is_hooked
+from ouroboros.engine.fused import Fused
 from ouroboros.engine.head import DraftHead, listed_ids, trim_head
-from ouroboros.engine.joint import SERVED
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import PackedWeights, prepack_linears
+from ouroboros.engine.prepack import PackedWeights, forget_packed
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import attention_of, model_state, shape_of
+from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
 from ouroboros.select import TokenSelector, token_ids
@@ -61,30 +57,33 @@ def one_at_a_time(call: Callable) -> Callable:
 class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
+    It takes the model over: weights, modules, hooks and attention are read now. If they change
+    afterwards, call `refresh`.
+
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
     call. The model has one set of cache slots, which holds the sequence that was scored last; a
-    prefix that the next sequence shares with it is not fed again. `score_together` gives each
+    prefix that the next sequence shares with it is not fed again. `score_all` gives each
     sequence separate cache slots, which the sequence keeps.
 
     `engine` is one of:
 
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
-      `engine_reason`; on a CPU "eager" or, after `prepack`, "fused" if possible and faster
+      `engine_reason`; on a CPU "fused" if possible and faster, else "eager" with packed weights for
+      the row counts for which they are faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
     - "tuned": on a GPU "auto" with the kernels of `ouroboros.engine.triton_products`; on a CPU
       "eager"
-    - "fused": on a CPU, after `prepack`, run a Llama-like model by kernels (see
-      `ouroboros.engine.fused`) without timing them first; else "eager"
+    - "fused": on a CPU, run a Llama-like model by kernels (see `ouroboros.engine.fused`) without
+      timing them first; else "eager"
     - "eager": call the transformers model directly
 
-    With `exact`, `engine` is ignored, and a token's logits are bitwise identical in every call.
-    `max_len` limits the number of positions (None: the model's limit). A draft model reads at most
-    the last `prefill_limit` tokens of a new prompt (None: all). With `draft_head`, a draft model
-    scores only these ids, or this many (see `ouroboros.engine.head`), which `head` then lists;
-    `model` is a copy with the trimmed head, and `untrimmed` the given model.
+    A model with hooks is called eagerly. `max_len` limits the number of positions (None: the
+    model's limit). A draft model reads at most the last `prefill_limit` tokens of a new prompt
+    (None: all). With `draft_head`, a draft model scores only these ids, or this many (see
+    `ouroboros.engine.head`), which `head` then lists; `model` is a copy with the trimmed head, and
+    `untrimmed` the given model.
 
-    Raises `ValueError` with the reason if the architecture cannot score trees, or with `exact` if
-    its calls cannot be exact.
+    Raises `ValueError` with the reason if the architecture cannot score trees.
     """
 
     def __init__(
@@ -94,40 +93,44 @@ class CachedModel(TreeModel):
         tokenizer=None,
         max_len: int | None = None,
         engine: EngineName = "auto",
-        exact: bool = False,
         draft_head: int | Sequence[int] | None = None,
     ) -> None:
         if max_len is not None and max_len < 1:
             raise ValueError(f"max_len is {max_len}; choose at least 1, or None")
-        self.model = model = model.eval()
+        self.model: Any = model
         self.tokenizer = tokenizer
         self._whole: PreTrainedModel | None = None
-        if draft_head is not None:
-            self._whole = model
-            self.model, self.head = model, _ = trim_head(model, draft_head, tokenizer)
-        self.attention_reason = use_packed_attention(model)
-        info = check_tree_support(model)
-        self.max_len = min(max_len or info.max_len, info.max_len)
+        self._options = max_len, engine, draft_head
+        self.lock = threading.RLock()
+        self._read_model()
+
+    def refresh(self) -> None:
+        """Read the model again after it has changed: empty the cache, choose the engine, pack the
+        weights and discard captured graphs. Errors are those of the class."""
+        forget_packed(self.model)
+        self._read_model()
+
+    def _read_model(self) -> None:
+        """Set all attributes that depend on the model."""
+        most, engine, head = self._options
+        self.model, self.head = self.untrimmed.eval(), None
+        if head is not None:
+            self._whole = self.model
+            self.model, self.head = trim_head(self.model, head, self.tokenizer)
+        self.attention_reason = use_packed_attention(self.model)
+        info = check_tree_support(self.model)
+        self.max_len = min(most or info.max_len, info.max_len)
         self.vocab_size = info.vocab_size
         self.width = info.vocab_size  # number of logits returned per node; may be lowered
         self.masked: torch.Tensor | None = None  # ids that a draft must not propose
-        self.device = info.device
-        self.dtype = info.dtype
+        self.device, self.dtype = info.device, info.dtype
         self.cache = SlotCache(info.layers)
         self.resident = CachedSequence()  # the sequence that the slots belong to
-        self.packed = PackedWeights()
-        self.lock = threading.RLock()
-        self._shape, self._hooks = shape_of(model), hooks_of(model)
-        self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
-        self._info, self._demanded, self.engine_reason = info, exact, ""
-        self._fusible, self._timed = exact or engine in ("auto", "fused"), engine == "auto"
         self.engine: Eager
-        if exact:
-            self.prepack()
-        else:
-            self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
-        self._attention = attention_of(model)
+        self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
+        self.attention, self._hooked = attention_of(self.model), is_hooked(self.model)
+        self._frozen = Frozen(self.untrimmed.modules())
 
     def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
         raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
@@ -140,16 +143,12 @@ class CachedModel(TreeModel):
     @property
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""
-        fused = isinstance(self.engine, Fused) and not self.engine.stale
-        return self._demanded or fused
+        return isinstance(self.engine, Fused)
 
     @property
-    def outdated(self) -> bool:
-        """Whether a model wrapped with `exact=True` has changed since it was packed; then call
-        `prepack`."""
-        engine = self.engine
-        changed = engine if isinstance(engine, Fused | ExactStatic) else self.packed
-        return self._demanded and changed.stale
+    def packed(self) -> PackedWeights:
+        """The packed weights; `packed.facts` has the times with and without them."""
+        return self.engine.packed
 
     @classmethod
     def from_pretrained(
@@ -160,14 +159,13 @@ class CachedModel(TreeModel):
         device: str | None = None,
         max_len: int | None = None,
         engine: EngineName = "auto",
-        exact: bool = False,
         draft_head: DraftHead = None,
         **options,
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
-        quantization_config="int8" (see `quantise`). For `max_len`, `engine` and `exact`, see the
-        class. A number `draft_head` takes the first ids of the model's head_ids.json, if it has
+        quantization_config="int8" (see `quantise`). For `max_len` and `engine`, see the class.
+        A number `draft_head` takes the first ids of the model's head_ids.json, if it has
         this file; "auto" takes all ids of the file, without it the whole head.
 
         A model that transformers quantises is loaded directly to `device`, because it cannot be
@@ -191,84 +189,19 @@ class CachedModel(TreeModel):
             model.to(device)  # type: ignore[arg-type]
         if quantization:
             model = quantise(model, quantization)  # type: ignore[assignment]
-        how: dict = {"max_len": max_len, "engine": engine, "exact": exact, **head}
-        wrapped = cls(model, tokenizer=tokenizer, **how)
-        if not exact:
-            wrapped.prepack()
-        return wrapped
-
-    def prepack(self) -> None:
-        """On a CPU, copy the weights of linear layers to a layout that makes calls of a few rows
-        faster, and use the copies if timing confirms it. Llama-like models are then run by kernels,
-        and their calls are exact (`ouroboros.engine.fused`). `packed.facts` has the times and the
-        row counts for which the copies are used. If the model was wrapped with `exact=True`, on any
-        device, prepare exact calls again; raises `ValueError` if that fails.
-
-        `from_pretrained` prepacks; for a model of your own, call this when its weights are final.
-        """
-        model, info, cache = self.model, self._info, self.cache
-        self.empty()
-        cache.set_length(0)
-        timed = self._timed and not self._demanded
-        how: dict = {"demanded": self._demanded, "timed": timed}
-        fused, reason = fuse(model, info, cache, **how) if self._fusible else (None, "")
-        if info.device.type == "cpu":
-            self.engine_reason = reason
-        if fused is not None:
-            self.engine, self.packed = fused, fused.packed
-        elif self._demanded:
-            attention = attention_of(model)
-            try:
-                if info.device.type == "cuda":
-                    self.engine, self.engine_reason = make_exact_static(model, info, cache)
-                else:
-                    exact = Exact(model, info, cache)
-                    exact.packed = make_exact(model, info)
-                    check_exact(exact)
-                    self.engine, self.packed = exact, exact.packed
-            except ValueError:
-                self.packed.drop()  # the next call is refused too
-                model.set_attn_implementation(attention)  # exact attention may not suit the model
-                raise
-        else:
-            self.packed = prepack_linears(model)
-            if isinstance(self.engine, Fused):
-                self.engine = Eager(model, info, cache)
-        self._attention = attention_of(model)
+        return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine, **head)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empties the cache if the model has changed (weights,
-        adapters, attributes of modules) or has hooks, whose effects may vary. Attributes are
-        compared if they are numbers, text, tensors, or lists or dictionaries of these; call `empty`
-        after other changes. Raises `ValueError` if `shape_of` changed, attention is unsupported, or
-        trees cannot be scored with new hooks.
+        """Return the state of a new sequence. Raises `ModelChanged` if the model has changed since
+        it was read (see `ouroboros.engine.frozen`). Empties the cache if the model has hooks, whose
+        effects may vary.
 
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        if any(hooks := hooks_of(self.model)):
+        self._frozen.check()
+        if self._hooked:
             self.empty()
-            if hooks != self._hooks:
-                with _disable_current_modes():  # FlopCounterMode adds hooks; do not count the test
-                    check_tree_support(self.model)
-                    if isinstance(self.engine, Exact):
-                        check_exact(self.engine)
-                self._hooks = hooks
-        if (state := model_state(self.model)) != self._weights:
-            self.empty()
-            for name, now in shape_of(self.model).items():
-                if now != self._shape[name]:
-                    raise ValueError(
-                        f"{type(self.model).__name__} now has {name}={now}, not "
-                        f"{self._shape[name]}: wrap it again, as CachedModel(model)"
-                    )
-            self._weights = state
-        used = attention_of(self.model)
-        if used != self._attention and (self._demanded or used not in SERVED):
-            raise ValueError(
-                f"the model's attention is now {used}, not {self._attention}: wrap it again, as "
-                "CachedModel(model)"
-            )
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):
@@ -283,7 +216,6 @@ class CachedModel(TreeModel):
         """Empty the cache, so that the next sequence is fed from its first token."""
         self.resident.clear()
 
-    @one_at_a_time
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
@@ -302,57 +234,42 @@ class CachedModel(TreeModel):
         Raises `ValueError` if the tree's root is not the last token, or if the tree exceeds the
         context.
         """
-        if sequence.slots is not None:
-            return self.score_together([(sequence, tokens, tree)])[0]
-        return self._score_alone(sequence, tokens, tree)
-
-    def _score_alone(
-        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
-    ) -> torch.Tensor:
-        started, forwards = time.perf_counter(), self.engine.forwards
-        self._give_slots(sequence)
-        known, missing, _, held = layout = self._layout(sequence, tokens, tree)
-        self.cache.set_length(known + held)
-        logits = self.engine.run(known, missing, tree, held=held)
-        seconds = time.perf_counter() - started
-        self._scored(sequence, layout, seconds, self.engine.forwards - forwards)
-        rows = self._columns(logits)
+        rows = self._score([(sequence, tokens, tree)])[0]
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
-    @one_at_a_time
-    def score_together(
-        self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
-    ) -> list[torch.Tensor]:
-        """Return the result of `score` for several sequences, each (sequence, tokens, tree), from
-        one call of the model. Long prompts are fed before, in separate calls.
+    def score_all(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Return the result of `score` for several sequences from one call of the model. Long
+        prompts are fed before, in separate calls.
 
         Each sequence gets separate cache slots and keeps them. Raises `ValueError` if the model
         cannot do this (see `why_not_together`).
         """
         if reason := self.why_not_together():
             raise ValueError(f"{type(self.model).__name__} scores one sequence at a time: {reason}")
-        started, engine, layouts = time.perf_counter(), self.engine, list[Layout]()
-        forwards = [1] * len(calls)
-        for index, (sequence, tokens, tree) in enumerate(calls):
+        for sequence, _, _ in calls:
             if sequence.slots is None:
                 if sequence is self.resident:
                     self.resident = CachedSequence()
                 sequence.clear()
-                sequence.slots = engine.new_slots()
-            layout = self._layout(sequence, tokens, tree)
-            if len(layout.missing) > PREFILL_ALONE:
-                known, missing = layout.base, layout.missing
-                engine.call_jointly([(sequence.slots, Layout.chain(known, missing))])
-                sequence.caught_up += len(missing)
-                sequence.tokens += missing
-                forwards[index] += 1
-                layout = Layout(known + len(missing), [], tree)
-            layouts.append(layout)
-        slots = [sequence.slots for sequence, _, _ in calls]
-        logits = engine.call_jointly(list(zip(slots, layouts, strict=True)))  # type: ignore[arg-type]
+                sequence.slots = self.engine.new_slots()
+        return self._score(calls)
+
+    @one_at_a_time
+    def _score(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        started, engine = time.perf_counter(), self.engine
+        layouts, parts, passes = list[Layout](), list[Part](), list[int]()
+        for sequence, tokens, tree in calls:
+            if sequence.slots is None:
+                self._give_slots(sequence)
+            layouts.append(self._layout(sequence, tokens, tree))
+            before = engine.forwards
+            slots = self.cache if sequence.slots is None else sequence.slots
+            parts.append(engine.feed_prompt((slots, layouts[-1])))
+            passes.append(1 + engine.forwards - before)
+        logits = engine.call(parts)
         seconds = (time.perf_counter() - started) / len(calls)
-        for (sequence, _, _), layout, count in zip(calls, layouts, forwards, strict=True):
+        for (sequence, _, _), layout, count in zip(calls, layouts, passes, strict=True):
             self._scored(sequence, layout, seconds, count)
         return [self._columns(rows) for rows in logits]
 
@@ -445,7 +362,7 @@ class CachedModel(TreeModel):
         if not own and sequence is not self.resident:
             raise ValueError(
                 "another sequence was scored in between: accept a path before the next call, or "
-                "score several sequences with score_together"
+                "score several sequences with score_all"
             )
         if tree is None or list(path) not in [
             tree.path_to(node) for node in path[-1:] if node < len(tree)
@@ -473,16 +390,17 @@ class CachedModel(TreeModel):
             raise ValueError(f"count is {count}; choose at least 1")
         if sequence.slots is not None:
             return super().roll(sequence, tokens, count, choose)
-        logits = self._score_alone(sequence, tokens, TokenTree.chain(tokens[-1], ()))
+        (logits,) = self._score([(sequence, tokens, TokenTree.chain(tokens[-1], ()))])
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])
         drawn = [token_ids(choose.scores(logits, tokens, ROOT).argmax(-1), logits)]
         for at in range(len(tokens), len(tokens) + count - 1):
-            logits = self._columns(self.engine.follow(at - sequence.start, drawn[-1]))
-            self.cache.set_length(at - sequence.start + 1)
+            part = self.cache, Layout(at - sequence.start, [], ROOT)
+            logits = self._columns(self.engine.call([part], drawn[-1])[0])
             scores = choose.scores(logits, range(at + 1), ROOT)
             drawn.append(token_ids(scores.argmax(-1), logits))
         handed_over = time.perf_counter()
+        self.cache.set_length(len(tokens) - sequence.start + count - 1)
         new = torch.cat(drawn).tolist()
         sequence.tokens += new[:-1]
         ended = time.perf_counter()
@@ -514,23 +432,21 @@ class CachedModel(TreeModel):
         - "fallback": why calls are not captured with compiled layers and our attention kernel on a
           GPU, or not run by kernels on a CPU; None if they are
         """
-        attention, head = attention_of(self.model), self.head
         captured = getattr(self.engine, "graphs", False)
-        captured = captured and not getattr(self.engine, "hooked", False)
         compiled = bool(getattr(getattr(self.engine, "compiled", None), "compiled", None))
         reasons = [self.engine_reason]
         if self.device.type == "cuda":
             slow = "" if captured and compiled else "not captured with compiled layers"
             reasons = [self.engine_reason or slow]
-            if attention not in (KERNEL_NAME, EXACT_NAME):
-                reasons.append(f"attention is {attention}: {self.attention_reason}")
+            if self.attention != KERNEL_NAME:
+                reasons.append(f"attention is {self.attention}: {self.attention_reason}")
         return {
             "engine": type(self.engine).__name__.lower(),
             "exact": self.exact,
             "captured": captured,
             "compiled": compiled,
-            "attention": attention,
-            **({} if head is None else {"head": len(head.ids) - 1}),
+            "attention": self.attention,
+            **({} if self.head is None else {"head": len(self.head.ids) - 1}),
             "fallback": "; ".join(filter(None, reasons)) or None,
         }
 

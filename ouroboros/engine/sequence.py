@@ -126,6 +126,10 @@ class CachedSequence:
         return limit
 
 
+Call = tuple[CachedSequence, Sequence[int], TokenTree]
+"""The arguments of `score`: a sequence, its tokens, and the tree to score."""
+
+
 class TreeModel(Protocol):
     """A model that scores token trees: `CachedModel`, or a scripted model in replays and tests.
 
@@ -170,10 +174,8 @@ class TreeModel(Protocol):
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), vocab]."""
         ...
 
-    def score_together(
-        self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
-    ) -> list[torch.Tensor]:
-        """Return the result of `score` for several sequences, each (sequence, tokens, tree)."""
+    def score_all(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Return the result of `score` for several sequences."""
         return [self.score(*call) for call in calls]
 
     def why_not_together(self) -> str | None:

@@ -13,8 +13,6 @@ overwrites. All captures use one side stream and contain no synchronisation.
 
 from __future__ import annotations
 
-import sys
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -23,25 +21,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.eager import MOST_HELD, Eager, make_room
+from ouroboros.engine.eager import MOST_HELD, Eager, Part, make_room
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.engine.triton_attention import block_tokens
-from ouroboros.tree import ROOT, TokenTree
+from ouroboros.tree import ROOT
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
-SAMPLES = 8  # elements of each weight that are compared
-PLAIN = frozenset((bool, int, float, str))
-INTERNAL = frozenset(vars(torch.nn.Module()))  # torch's own attributes of every module
 
 
 def padded_nodes(count: int) -> int:
@@ -91,115 +83,6 @@ def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
     return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
-def weight_addresses(model: torch.nn.Module) -> list[tuple]:
-    """Return (address, device, dtype) of each weight and buffer. Captured graphs contain the
-    addresses, so a changed address makes them invalid. Tensors without storage have their id
-    instead."""
-    found = []
-    for weight in weights_of(model):
-        try:
-            address = weight.data_ptr()
-        except RuntimeError:  # a quantised tensor has no storage of its own
-            address = id(weight)
-        found.append((address, weight.device, weight.dtype))
-    return found
-
-
-def weights_of(model: torch.nn.Module) -> list[Any]:
-    """Return the parameters and buffers of all modules (in less time than torch's iterators)."""
-    modules = list(model.modules())
-    held: list[dict] = [own._parameters for own in modules] + [own._buffers for own in modules]
-    return [weight for named in held for weight in named.values() if weight is not None]
-
-
-def module_facts(model: torch.nn.Module) -> list[tuple]:
-    """Return what a model's results depend on besides weights, for each module: its class, the id
-    of its `forward`, its attributes (see `_fact`; for example an epsilon, or PEFT's active
-    adapters) and, last, its hooks. One more row has the functions of torch and of the model's
-    source, in case they are patched, and `active_modes()` as hooks."""
-    modules: list[tuple] = [
-        (
-            type(own),
-            id(own.__dict__.get("forward", type(own).forward)),
-            {
-                name: fact
-                for name, value in own.__dict__.items()
-                if name not in INTERNAL and (fact := _fact(value)) is not None
-            },
-            (*own._forward_pre_hooks, *own._forward_hooks),
-        )
-        for own in model.modules()
-    ]
-    source = getattr(sys.modules.get(type(model).__module__), "__dict__", {})
-    names = (*vars(torch.nn.functional).values(), *source.values())
-    functions = [value for value in names if callable(value)]
-    return [*modules, (torch.nn.Linear.forward, functions, active_modes())]
-
-
-def active_modes() -> tuple:
-    """Return the active dispatch and function modes, such as `FlopCounterMode`, except
-    `torch.device`, which changes no result, and those of this library."""
-    if not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()):
-        return ()  # this runs for each packed layer of each call
-    modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
-    exempt = DeviceContext.__module__, "ouroboros.engine.exact"
-    return tuple(mode for mode in modes if type(mode).__module__ not in exempt)
-
-
-def _fact(value: Any) -> object:
-    """Return a value that changes with an attribute: a plain value itself, a tensor's id and count
-    of writes, or a list of these for the items of a list, tuple or dictionary; None for others."""
-    kind = type(value)  # isinstance is slow for a config
-    if kind in PLAIN:
-        return value
-    if issubclass(kind, torch.Tensor):
-        return id(value), value.is_inference() or value._version
-    if issubclass(kind, dict):
-        return [(str(key), _fact(item)) for key, item in value.items()]
-    if issubclass(kind, list | tuple):
-        return [_fact(item) for item in value]
-    return None
-
-
-def model_state(model: torch.nn.Module) -> tuple:
-    """Return values that change if the model's results may change: the addresses of weights and
-    buffers, torch's counts of writes to them, a few elements of each (torch does not count writes
-    through `weight.data`), `module_facts`, autocast's dtype, and `shape_of`."""
-    plain = (torch.nn.Parameter, torch.Tensor)
-    weights = [w for w in weights_of(model) if type(w) in plain]
-    by_kind = defaultdict(list)
-    with torch.no_grad():
-        for weight in weights:
-            if weight.is_contiguous() and not weight.is_meta:
-                every = max(1, weight.numel() // SAMPLES)
-                elements = torch.as_strided(weight, (-(-weight.numel() // every),), (every,))
-                by_kind[weight.device, weight.dtype].append(elements)
-        samples = [torch.cat(own).tolist() for own in by_kind.values()]
-    writes = [weight._version for weight in weights if not weight.is_inference()]
-    facts = module_facts(model), autocasts()
-    return weight_addresses(model), writes, samples, facts, shape_of(model)
-
-
-def autocasts() -> tuple:
-    """Return autocast's dtype on CPUs and on GPUs, False where it is off."""
-    kinds = ("cpu", "cuda")
-    return tuple(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds)
-
-
-def attention_of(model: Any) -> str:
-    """Return the name of a model's attention implementation."""
-    return model.config.get_text_config()._attn_implementation
-
-
-def shape_of(model: Any) -> dict[str, str]:
-    """Return the properties, as text by name, that must not change after wrapping a model: the
-    number of ids, the dtype, and the config's settings of masks and of the number of layers."""
-    config, ids = model.config.get_text_config(), len(model.get_input_embeddings().weight)
-    names = ("sliding_window", "layer_types", "is_causal", "num_hidden_layers")
-    found = {"ids": ids, "dtype": model.dtype, **{n: getattr(config, n, None) for n in names}}
-    return {name: str(value) for name, value in found.items()}
-
-
 class Static(Eager):
     """The engine with calls of fixed shapes. On a GPU it replays them as CUDA graphs, of compiled
     layers unless `compiled` is false; `products` is an option of `CompiledLayers`."""
@@ -226,37 +109,20 @@ class Static(Eager):
         self._inputs: dict[int, torch.Tensor] = {}
         self._calls: dict[Hashable, CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
-        self._followed: tuple = ()
-        self.hooked = False  # whether modules had hooks when the last sequence began
         self._capacity = 0, 0
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
 
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        if not known:
-            self._follow_weights()
-        largest = NODES[-1]  # more uncached tokens are fed before, in calls of this size
-        while missing and len(missing) + len(tree) > largest:
-            self.call(Layout.chain(known, missing[:largest]))
-            known, missing = known + len(missing[:largest]), missing[largest:]
-            self.cache.set_length(known)
-        return self.call(Layout(known, missing, tree, held))
-
-    def _follow_weights(self) -> None:
-        """Discard fused weights and graphs if weights were replaced, or modules or autocast have
-        changed, since the last sequence. Do not replay graphs while modules have hooks, which may
-        read state."""
-        now = weight_addresses(self.model), module_facts(self.model), autocasts()
-        self.hooked = any(hooks for *_, hooks in now[1])
-        if self._followed and now != self._followed:
-            self._calls.clear()
-            self._memory = None
-            if self.compiled is not None:
-                self.compiled = CompiledLayers(self.model, **self.compiled.how)
-                now = weight_addresses(self.model), *now[1:]
-        self._followed = now
+    def feed_prompt(self, part: Part) -> Part:
+        """See `Eager.feed_prompt`. Calls of fixed shapes feed as many tokens as fit before."""
+        slots, layout = part
+        if slots is not self.cache:
+            return super().feed_prompt(part)
+        known, missing, tree, _ = layout
+        while missing and len(missing) + len(tree) > NODES[-1]:
+            self.call([(slots, Layout.chain(known, missing[: NODES[-1]]))])
+            known, missing = known + len(missing[: NODES[-1]]), missing[NODES[-1] :]
+        return slots, layout._replace(base=known, missing=missing)
 
     def prepare(self, context: int, rows: int = 1) -> None:
         """Reserve slots for calls on up to `context` slots. On a GPU, capture these calls at every
@@ -265,13 +131,13 @@ class Static(Eager):
         if rows > 1 and self.captures_jointly:
             self.shared.grow(rows, padded_slots(context + NODES[-1]))
             for nodes in NODES:
-                self._call_jointly([], nodes)
+                self._call_several([], nodes)
         for nodes in NODES if self.graphs else ():
             slots = 0
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
                 if slots >= nodes:
-                    self.call(Layout(0, [], ROOT), shape=(nodes, slots))
+                    self._call_one(Layout(0, [], ROOT), shape=(nodes, slots))
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
@@ -316,15 +182,35 @@ class Static(Eager):
         """Return a context in which the model has its compiled layers, if any."""
         return nullcontext() if self.compiled is None else self.compiled.swapped_in()
 
-    def call(
+    def new_slots(self) -> SlotCache:
+        return (
+            self.shared.slab(self.cache.capacity) if self.captures_jointly else super().new_slots()
+        )
+
+    def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """See `Eager.call`. A call for several sequences is eager if it cannot be captured, as with
+        more than `NODES[-1]` fed tokens."""
+        make_room(parts)
+        logits, fed = None, sum(layout.fed for _, layout in parts)
+        if parts[0][0] is self.cache:
+            logits = self._call_one(parts[0][1], token)
+        elif self.captures_jointly and fed <= NODES[-1]:
+            logits = self._call_several(parts, padded_nodes(fed))
+        if logits is None:
+            return super().call(parts, token)
+        self.forwards += 1
+        counts = [len(layout.rows) for _, layout in parts]
+        return list(logits[: sum(counts)].split(counts))
+
+    def _call_one(
         self,
         layout: Layout,
         token: torch.Tensor | None = None,
         *,
         shape: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """See `Eager.call`; `shape` overrides the padded numbers of nodes and slots."""
-        self.forwards += 1
+        """Run a call for the sequence in the model's own slots; return [nodes, vocab] logits.
+        `shape` overrides the padded numbers of nodes and slots."""
         ids = layout.known_ids(self.info.vocab_size)
         size = padded_nodes(len(ids))
         nodes, slots = shape or (size, padded_slots(layout.base + layout.held + size))
@@ -334,33 +220,11 @@ class Static(Eager):
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             return self._forward(inputs, nodes, slots)
 
-        return self._computed((nodes, slots), words, nodes, forward, token)[: len(layout.rows)]
+        return self._computed((nodes, slots), words, nodes, forward, token)
 
-    def new_slots(self) -> SlotCache:
-        return (
-            self.shared.slab(self.cache.capacity) if self.captures_jointly else super().new_slots()
-        )
-
-    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """See `Eager.call_jointly`. The call is eager if it cannot be captured, as with more than
-        `NODES[-1]` fed tokens."""
-        layouts = [layout for _, layout in parts]
-        if any(not layout.base for layout in layouts):
-            self._follow_weights()
-        fed = sum(len(one.missing) + len(one.tree) - one.held for one in layouts)
-        logits = None
-        if self.captures_jointly and fed <= NODES[-1]:
-            make_room(parts)
-            logits = self._call_jointly(parts, padded_nodes(fed))
-        if logits is None:
-            return super().call_jointly(parts)
-        self.forwards += 1
-        counts = [len(layout.rows) for layout in layouts]
-        return list(logits[: sum(counts)].split(counts))
-
-    def _call_jointly(self, parts: Sequence[tuple[Any, Layout]], nodes: int) -> torch.Tensor | None:
-        """Run a joint call padded to `nodes` tokens; return [nodes, vocab] logits. Return None if
-        it needs more attention blocks than a captured call of this size has (see
+    def _call_several(self, parts: Sequence[Any], nodes: int) -> torch.Tensor | None:
+        """Run a call for several sequences, padded to `nodes` tokens; return [nodes, vocab] logits.
+        Return None if it needs more attention blocks than a captured call of this size has (see
         `ouroboros.engine.tables`)."""
         whole = self.shared.whole
         sizes = {"size": nodes, "most": self.block_tokens, "spare": whole.capacity - 1}
@@ -399,7 +263,7 @@ class Static(Eager):
                 self._calls.clear()
                 self._memory = None
                 self._capacity = capacity
-            if not self.graphs or self.hooked:
+            if not self.graphs:
                 return forward(inputs)
             if key not in self._calls:
                 self._calls[key] = self._capture_call(forward, inputs, nodes)
@@ -461,7 +325,7 @@ class Static(Eager):
         masks = spread if self.compiled is None else self.compiled.masks
         with self._layers(), self.cache.fixed_slots(base + own, at):
             mask = masks(inside, positions, own, base, at, self.info)
-            return self.forward(ids[None], positions[own][None], mask, rows)
+            return self.forward(ids[None], positions[own][None], mask, rows, self.cache)
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:

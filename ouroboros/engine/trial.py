@@ -29,7 +29,7 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
     """
     info = reference.info
     layers = engine.compiled if isinstance(engine, Static) else None
-    if layers and layers.how["backend"] and not layers.compiled:
+    if layers is not None and not layers.compiled:
         return "its decoder layers were not found"
     try:
         for nodes in (size for size in TRIAL_NODES if size // 2 + 2 <= info.max_len):
@@ -50,10 +50,8 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
 
 def _after_one(engine: Eager, token: int, tree: TokenTree) -> torch.Tensor:
     """Feed a sequence's first token, then a tree; return the tree's logits in float64."""
-    engine.cache.set_length(0)
-    engine.run(0, [], TokenTree.chain(token, ()))
-    engine.cache.set_length(1)
-    return engine.run(1, [], tree).to(torch.float64, copy=True)
+    engine.call([(engine.cache, Layout.chain(0, [token]))])
+    return engine.call([(engine.cache, Layout(1, [], tree))])[0].to(torch.float64, copy=True)
 
 
 @torch.inference_mode()
@@ -69,16 +67,14 @@ def why_not_jointly(engine: Eager) -> str:
     slots, texts = [engine.new_slots() for _ in range(2)], [chain[:half], chain[:2]]
     trees = [TokenTree.chain(text[-1], chain[half:-1]).graft([[1], [2]]) for text in texts]
     try:
-        engine.call_jointly(
-            [(own, Layout.chain(0, text)) for own, text in zip(slots, texts, strict=True)]
-        )
+        engine.call([(own, Layout.chain(0, text)) for own, text in zip(slots, texts, strict=True)])
         layouts = [Layout(len(t) - 1, [], tree) for t, tree in zip(texts, trees, strict=True)]
-        joint = engine.call_jointly(list(zip(slots, layouts, strict=True)))
+        joint = engine.call(list(zip(slots, layouts, strict=True)))
         together = [logits.to(torch.float64, copy=True) for logits in joint]
         single = []
         for text, tree in zip(texts, trees, strict=True):
-            engine.cache.set_length(0)
-            single.append(engine.run(0, text[:-1], tree).to(torch.float64, copy=True))
+            (logits,) = engine.call([(engine.cache, Layout(0, text[:-1], tree))])
+            single.append(logits.to(torch.float64, copy=True))
         error = max(logit_error(a, b) for a, b in zip(together, single, strict=True))
     except Exception as failure:  # models raise all kinds
         return (str(failure).strip() or type(failure).__name__).splitlines()[0]

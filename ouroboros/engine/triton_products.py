@@ -28,7 +28,6 @@ except ImportError:  # a CPU build of torch
 
 BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
 """Block sizes: (outputs per tile, inputs per tile, warps, loop stages)."""
-EXACT_BLOCKS = {2: (64, 128, 4, 4), 4: (64, 32, 4, 3)}  # of exact products, by bytes of an element
 MOST_ROWS = 64  # rows per program
 ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts are rounded up to these to choose a kernel
 MOST = {True: ROWS[-1], False: MOST_ROWS}
@@ -65,20 +64,7 @@ def product(
     return found[_chosen[key]]()
 
 
-@torch.library.custom_op("ouroboros::exact_product", mutates_args=())
-def exact_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute `product` on a GPU with the same tiles for any number of rows, so that a row's result
-    is bitwise identical whatever the other rows are."""
-    return _launch(x, weight, scale, bias, EXACT_BLOCKS[x.element_size()], MOST_ROWS)
-
-
 @product.register_fake
-@exact_product.register_fake
 def _(x, weight, scale=None, bias=None):
     return x.new_empty(*x.shape[:-1], len(weight))
 
@@ -121,15 +107,13 @@ def times_ms(found: dict[str, Product]) -> dict[str, float]:
     return times
 
 
-def _launch(
-    x, weight, scale, bias, block: tuple[int, int, int, int], rows: int | None = None
-) -> torch.Tensor:
+def _launch(x, weight, scale, bias, block: tuple[int, int, int, int]) -> torch.Tensor:
     """Compute `product` with our kernel. `block` is (outputs per tile, inputs per tile, warps, loop
-    stages), as in `BLOCKS` and `EXACT_BLOCKS`; `rows` is the rows per tile (None: 16, 32 or 64,
-    the smallest that holds all rows; 64 if none does)."""
+    stages), as in `BLOCKS`. A tile has 16, 32 or 64 rows: the smallest number that holds all rows,
+    or 64."""
     outputs, depth, warps, stages = block
     flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
-    rows = rows or min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
+    rows = min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
     grid = triton.cdiv(len(weight), outputs), triton.cdiv(len(flat), rows)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         _multiply[grid](
@@ -146,7 +130,7 @@ def _launch(
 
 if triton is not None:
 
-    @triton.jit(do_not_specialize=["rows"])  # the same code for any number of rows
+    @triton.jit
     def _multiply(
         x,
         weight,

@@ -333,7 +333,8 @@ def pruned(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
             setattr(config, key, [value[at] for at in layers])
     config.num_hidden_layers = len(layers)
     vars(config).pop("quantization_config", None)  # a GGUF file's
-    weights = {k: w for k, w in model.state_dict().items() if not k.startswith("model.layers.")}
+    every = model.state_dict().items()
+    weights = {k: w.clone() for k, w in every if not k.startswith("model.layers.")}
     for to, at in enumerate(layers):
         own = model.get_submodule(f"model.layers.{at}").state_dict()
         weights |= {f"model.layers.{to}.{name}": weight.clone() for name, weight in own.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import CONTEXT, gpt2, llama, mostly_slow, noisy, plain, prompt_of
+from tiny import CONTEXT, by_modules, gpt2, llama, mostly_slow, noisy, plain, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit import audit
@@ -51,14 +51,15 @@ def with_engine(kind: type[Eager], model) -> CachedModel:
 class ShiftedMask(Eager):
     """Tree nodes do not see the last token that is cached."""
 
-    def call(self, layout, *token):
+    def call(self, parts, *token):
+        ((_, layout),) = parts
         self.last = max(layout.base + len(layout.missing) - 1, 0)
-        return super().call(layout, *token)
+        return super().call(parts, *token)
 
-    def forward(self, ids, positions, mask, keep):
+    def forward(self, ids, positions, mask, *rest):
         if mask is not None:
             mask[..., self.last] = torch.finfo(mask.dtype).min
-        return super().forward(ids, positions, mask, keep)
+        return super().forward(ids, positions, mask, *rest)
 
 
 class DroppedSlot(CachedModel):
@@ -160,8 +161,8 @@ def test_without_a_bug_all_are_identical(model, choose, eos):
 
 def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
     class Late(Eager):
-        def forward(self, ids, positions, mask, keep):
-            return super().forward(ids, positions + (ids.numel() == 1), mask, keep)
+        def forward(self, ids, positions, mask, *rest):
+            return super().forward(ids, positions + (ids.numel() == 1), mask, *rest)
 
     prompt = PROMPTS[1]
     late = with_engine(Late, model)
@@ -196,7 +197,7 @@ def half():
 
 
 def test_in_half_precision_ties_are_called_ties(half):
-    found = audited(half, CachedModel(half), references(half))
+    found = audited(half, by_modules(half), references(half))
     assert verdicts(found) == {"identical", "numeric tie"}
     tie = next(f for fs in found.values() for f in fs if f.verdict == "numeric tie")
     assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
@@ -218,11 +219,11 @@ def test_a_tie_is_one_up_to_the_largest_rounding_error_of_the_text(monkeypatch):
 @pytest.mark.slow
 def test_what_follows_a_tie_is_judged_too(half):
     """The text after the first difference has no plain decoding's beside it; float64 judges it."""
-    draft, auditor, seen = CachedModel(noisy(half, noise=0.05)), Auditor(CachedModel(half)), 0
+    draft, auditor, seen = CachedModel(noisy(half, noise=0.05)), Auditor(by_modules(half)), 0
     for prompt in PROMPTS:
-        reference = decode(CachedModel(half), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+        reference = decode(by_modules(half), Greedy(), prompt, max_new=MAX_NEW).new_tokens
         for drafter in decoders(draft).values():
-            new = decode(CachedModel(half), drafter, prompt, max_new=MAX_NEW).new_tokens
+            new = decode(by_modules(half), drafter, prompt, max_new=MAX_NEW).new_tokens
             spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
             others = {"right": new, "spoilt": spoilt}
             found, _ = auditor.judge(prompt, reference, others, choose=argmax)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -12,38 +10,35 @@ from itertools import product
 
 import pytest
 import torch
-from architectures import MIXED, SUPPORTED, config_of
+from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
-from tiny import (
-    VOCAB,
-    RandomDrafter,
-    build,
-    llama,
-    mostly_slow,
-    noisy,
-    plain,
-    prompt_of,
-    random_tree,
-)
-from transformers import CONFIG_MAPPING, LlamaConfig
+from tiny import RandomDrafter, build, llama, mostly_slow, noisy, prompt_of, random_tree
+from transformers import LlamaConfig
 
-from ouroboros import CachedModel, Ouroboros, decode, generate
+from ouroboros import CachedModel, Ouroboros, decode
 from ouroboros.engine import fused
 from ouroboros.engine.exact import Reach, attend, check_exact
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import Packed, prepack_linears
+from ouroboros.engine.prepack import Packed
 from ouroboros.select import Argmax, Sampler
 from ouroboros.tree import TokenTree
 
-FIVE = ("llama", "gemma3_text", "phi", "gpt_neox", "starcoder2")
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = (torch.float32, torch.bfloat16)
+KINDS = list(product(LIKE_LLAMA, DTYPES))
+
+
+def exact(model) -> CachedModel:
+    made = CachedModel(model, engine="fused")
+    assert made.exact
+    return made
 
 
 def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 20, **other) -> int:
     """How many nodes of random trees, below prompts of random lengths fed in random pieces, have
     other logits than the same tokens fed one by one. `other` settings change the model's shape."""
     config = config_of(name, SUPPORTED[name] | other)
-    model = CachedModel(build(config, dtype=dtype), exact=True)
+    model = exact(build(config, dtype=dtype))
     draw, different = random.Random(name), 0
     for _ in range(trees):
         prompt = prompt_of(draw.randrange(1, 40), draw.randrange(999))
@@ -63,26 +58,11 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 2
     return different
 
 
-EIGHT = list(product([*FIVE, "mistral", "qwen2", "qwen3"], DTYPES))
-
-
 @pytest.mark.parametrize(
-    ("name", "dtype"), mostly_slow(EIGHT, quick=[EIGHT[0], *EIGHT[1::6]]), ids=str
+    ("name", "dtype"), mostly_slow(KINDS, quick=[KINDS[0], *KINDS[1::6]]), ids=str
 )
 def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 4) == 0
-
-
-@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="an older transformers")
-def test_exact_generation_computes_rows_that_a_model_would_drop() -> None:
-    """Gemma 4 leaves out rows without logits in layers that share keys with earlier ones."""
-    shared = {**MIXED, "num_hidden_layers": 4, "layer_types": 2 * MIXED["layer_types"]}
-    shared |= {"num_kv_shared_layers": 2, "global_head_dim": 4}
-    shared |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
-    model = build(config_of("gemma4_text", shared), dtype=torch.float32)
-    ids = torch.tensor([prompt_of(21, 3)])
-    found = generate(model, ids, decoder="greedy", exact=True, max_new_tokens=20)
-    assert found[0].tolist() == plain(model, ids[0].tolist(), 20)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -93,11 +73,10 @@ def test_a_node_has_the_bits_of_single_steps_in_wide_heads(dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_lone_row_of_a_wide_layer_has_its_bits_among_others(dtype) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8192, 256)).to(dtype)
-    assert prepack_linears(model, every=True).layers
+    packed = Packed([torch.randn(256, 8192, dtype=dtype)], always=True).checked()
     rows = 100 * torch.randn(8, 8192, dtype=dtype)
-    with torch.inference_mode():
-        assert torch.equal(torch.cat([model(row[None]) for row in rows]), model(rows))
+    alone = torch.cat([packed.multiply(row[None], None) for row in rows])
+    assert torch.equal(alone, packed.multiply(rows, None))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -144,7 +123,7 @@ def test_attention_gives_a_row_its_bits_whatever_the_other_rows(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", LIKE_LLAMA)
 def test_a_thousand_nodes_have_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 60, nodes=40) == 0
 
@@ -157,7 +136,7 @@ def test_every_decoder_writes_the_text_of_plain_decoding_in_half_precision(
 ) -> None:
     hub = llama(dtype=dtype, num_hidden_layers=2)
     draft = CachedModel(noisy(hub))
-    target = CachedModel(hub, exact=True)
+    target = exact(hub)
     for seed in range(4):
         prompt, choose = prompt_of(9, seed), Argmax()
         if temperature:
@@ -177,7 +156,7 @@ def test_every_decoder_writes_the_text_of_plain_decoding_in_half_precision(
 
 def test_long_contexts_and_many_rows_are_exact() -> None:
     model = build(config_of("qwen2", SUPPORTED["qwen2"] | {"max_position_embeddings": 600}))
-    target = CachedModel(model.bfloat16(), exact=True)
+    target = exact(model.bfloat16())
     prompt = prompt_of(300)
     sequence = target.new_sequence()
     whole = target.score(sequence, prompt, TokenTree.chain(prompt[-1], tuple(prompt[:140]))).clone()
@@ -191,42 +170,8 @@ def test_long_contexts_and_many_rows_are_exact() -> None:
     assert torch.equal(last[0], whole[-1])
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("gpt2", "c_attn computes addmm"),
-        ("mixtral", "mlp.gate computes"),
-        ("gpt_oss", "no s_aux"),
-        ("gptj", "of GPTJForCausalLM cannot be replaced"),
-        ("nanochat", "NanoChatForCausalLM itself computes tanh"),
-    ],
-)
-def test_models_that_cannot_be_exact_are_refused_by_name(name, reason) -> None:
-    model = build(config_of(name, SUPPORTED[name]), dtype=torch.float32)
-    ids = torch.tensor([prompt_of(9)])
-    plain = model(ids).logits
-    with pytest.raises(ValueError, match=reason):
-        CachedModel(model, exact=True)
-    assert torch.allclose(model(ids).logits, plain, atol=1e-4)  # gpt_oss would lose its sinks
-
-
-def test_other_dtypes_are_refused() -> None:
-    with pytest.raises(ValueError, match="not on cpu in"):
-        CachedModel(llama(), exact=True)
-
-
-def test_a_changed_weight_is_not_used_in_silence() -> None:
-    target = CachedModel(llama(dtype=torch.bfloat16), exact=True)
-    with torch.no_grad():
-        target.model.lm_head.weight.mul_(2)
-    with pytest.raises(ValueError, match="call prepack"):
-        decode(target, Greedy(), prompt_of(5), max_new=3)
-    target.prepack()
-    decode(target, Greedy(), prompt_of(5), max_new=3)
-
-
 def test_the_check_at_load_finds_rows_that_round_otherwise(monkeypatch) -> None:
-    target = CachedModel(llama(dtype=torch.float32, hidden_size=256), exact=True)
+    target = exact(llama(dtype=torch.float32, hidden_size=256))
     plain = Packed.multiply
     shaken = lambda own, rows, bias: plain(own, rows, bias) * (1 + 1e-6 * (len(rows) > 1))  # noqa: E731
     monkeypatch.setattr(Packed, "multiply", shaken)
@@ -235,49 +180,11 @@ def test_the_check_at_load_finds_rows_that_round_otherwise(monkeypatch) -> None:
         check_exact(target.engine)
 
 
-def test_other_callers_of_the_model_are_served() -> None:
-    hub = llama(dtype=torch.float32)
-    ids = torch.tensor([prompt_of(7)])
-    before = hub(ids).logits
-    CachedModel(hub, exact=True)
-    assert torch.allclose(hub(ids).logits, before, atol=1e-4)
-    mask = torch.ones_like(ids)
-    mask[:, :2] = 0
-    assert torch.isfinite(hub(ids, attention_mask=mask).logits).all()
-
-
-def test_generate_is_exact_on_request_and_follows_changed_weights() -> None:
-    hub = llama(dtype=torch.bfloat16)
-    draft, ids = noisy(hub), torch.tensor([prompt_of(7)])
-    for change in ("none", "counted", "through data"):
-        with torch.no_grad():
-            if change == "counted":
-                hub.lm_head.weight.neg_()
-            if change == "through data":
-                hub.lm_head.weight.data.neg_()
-        plain = generate(hub, ids, decoder="greedy", exact=True, max_new_tokens=30)
-        fast = generate(hub, ids, draft=draft, exact=True, max_new_tokens=30)
-        assert torch.equal(plain, fast)
-        assert torch.equal(
-            plain, generate(CachedModel(noisy(hub, noise=0), exact=True), ids, decoder="greedy",
-                            exact=True, max_new_tokens=30)
-        )  # fmt: skip
-    assert hub.config._attn_implementation == "sdpa"
-    hub.train()
-    hub(ids, labels=ids).loss.backward()
-    assert hub.lm_head.weight.grad is not None
-
-
-def test_a_wrapped_model_that_is_not_exact_is_not_called_exact() -> None:
-    with pytest.raises(ValueError, match="needs CachedModel"):
-        generate(CachedModel(llama()), torch.tensor([[3, 4]]), exact=True, max_new_tokens=2)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
     shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    model = CachedModel(build(LlamaConfig(**shape), dtype=dtype), exact=True)
+    model = exact(build(LlamaConfig(**shape), dtype=dtype))
     draw = random.Random(1)
     texts = [prompt_of(n, n, 64) for n in (3, 40, 150, 17)]
     trees = [random_tree(draw, text[-1], draw.choice([1, 2, 9])) for text in texts]
@@ -287,7 +194,7 @@ def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
     ]
     sequences = [model.new_sequence() for _ in texts]
     for order in ([0, 1, 2, 3], [3, 1]):
-        found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
+        found = model.score_all([(sequences[at], texts[at], trees[at]) for at in order])
         assert all(torch.equal(rows, single[at]) for rows, at in zip(found, order, strict=True))
 
 
@@ -307,31 +214,3 @@ def test_attention_is_exact_on_a_processor_without_avx512(tmp_path):
     own = {**os.environ, **machine, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_wrapped_model_that_was_packed_anew_keeps_its_attention():
-    model = llama(dtype=torch.float32)
-    target, ids = CachedModel(model, exact=True), torch.tensor([prompt_of(9)])
-    model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.flip(-1))
-    expected = plain(model, prompt_of(9), 20)
-    for _ in range(2):
-        drafter = RandomDrafter(expected, seed=3)
-        out = generate(target, ids, decoder=drafter, exact=True, max_new_tokens=20)
-        assert out[0].tolist() == expected
-        assert model.config._attn_implementation == "ouroboros_exact"
-
-
-def test_an_exact_model_can_be_pickled_and_copied():
-    model = build(config_of("phi", SUPPORTED["phi"]), dtype=torch.float32)
-    ids = torch.tensor([prompt_of(6)])
-    expected = generate(model, ids, exact=True, max_new_tokens=12)
-    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert not any(type(own).__name__.startswith("Exact") for own in again.modules())
-        assert torch.equal(generate(again, ids, exact=True, max_new_tokens=12), expected)
-
-
-def test_an_exact_model_may_be_its_own_draft():
-    model = build(config_of("phi", SUPPORTED["phi"]), dtype=torch.float32)
-    ids, rule = torch.tensor([prompt_of(9)]), {"exact": True, "max_new_tokens": 12}
-    out = generate(model, ids, draft=model, decoder="speculative", **rule)
-    assert torch.equal(out, generate(model, ids, decoder="greedy", **rule))

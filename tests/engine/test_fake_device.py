@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ouroboros.engine.attention import NAME
 from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache
-from ouroboros.engine.exact_static import NAME as EXACT
-from ouroboros.engine.exact_static import ExactStatic
+from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import Static
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -31,8 +30,8 @@ YI_34B = LlamaConfig(
 )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["static", "exact"])
-def engine(request):
+@pytest.fixture(scope="module")
+def engine():
     device = torch.device("cuda", 0)
     with MODE, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -46,12 +45,10 @@ def engine(request):
                 setattr(module, name, torch.nn.Parameter(there, requires_grad=False))
             for name, own in module.named_buffers(recurse=False):
                 setattr(module, name, torch.empty_like(own, device=device))
-        model.set_attn_implementation(EXACT if request.param else NAME)
+        model.set_attn_implementation(NAME)
         shape = LayerShape(8, 128, 128, torch.bfloat16, device)
         facts = ModelInfo(4096, None, None, VOCAB, device, torch.bfloat16, [shape] * LAYERS)
-        how = {"backend": None} if request.param else {"compiled": False}
-        kind = ExactStatic if request.param else Static
-        static = kind(model, facts, SlotCache(facts.layers, 1024), **how)
+        static = Static(model, facts, SlotCache(facts.layers, 1024), compiled=False)
         static.graphs = False
         patch.setattr(static, "_on_device", torch.inference_mode)
         yield static
@@ -62,7 +59,7 @@ def engine(request):
 @pytest.mark.parametrize("nodes", [1, 24])
 def test_a_step_neither_waits_nor_mixes_devices(engine, nodes, choose):
     tree = TokenTree(tuple(range(nodes)), (-1, *[0] * (nodes - 1)))
-    logits = engine.run(700, [5, 6], tree)
+    (logits,) = engine.call([(engine.cache, Layout(700, [5, 6], tree))])
     assert logits.shape == (nodes, VOCAB) and logits.device.type == "cuda"
     for choice, shape in ((choose, (nodes,)), (choose.ranked, (nodes, 3, 2))):
 

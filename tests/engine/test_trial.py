@@ -37,7 +37,6 @@ def test_the_models_own_rounding_is_the_unit_of_trials():
     model = CachedModel(massive())
     assert model.engine.info.tolerance > tolerance(HALF)
     assert model.why_not_together() is None
-    model.prepack()
     facts = model.describe_engine()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert isinstance(model.engine, Fused) and facts["fallback"] is None
@@ -57,5 +56,4 @@ def test_an_engine_with_another_mistake_is_still_refused():
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float16), ids=str)
 def test_a_dtype_without_kernels_is_given_as_the_reason(dtype):
     model = CachedModel(llama(dtype=dtype))
-    model.prepack()
     assert str(dtype) in model.describe_engine()["fallback"]

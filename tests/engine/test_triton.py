@@ -19,9 +19,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from quick import mostly_slow
-from row_by_row import attend_row_by_row
 
-from ouroboros.engine import triton_attention, triton_exact, triton_products
+from ouroboros.engine import triton_attention, triton_products
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
 from ouroboros.engine.masks import Layout, additive, dense
@@ -38,9 +37,8 @@ BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multip
 @pytest.mark.skipif(not TRITON or ON_GPU, reason="needs Triton, and no GPU")
 @pytest.mark.parametrize("which", mostly_slow(["not slow", "slow"], quick=["not slow"]))
 def test_the_kernels_in_tritons_interpreter(which):
-    files = [__file__, Path(__file__).with_name("test_exact_static.py")][: 1 + (which == "slow")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", f"triton and {which}", *files],
+        [sys.executable, "-m", "pytest", "-m", f"triton and {which}", __file__],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -219,49 +217,6 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
             assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
 
 
-@pytest.mark.triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width"),
-    mostly_slow([(14, 2, 128), (3, 3, 80), (40, 1, 256)], quick=[(3, 3, 80)]),
-)
-def test_exact_attention_has_the_same_bits_whatever_else_the_call_has(
-    heads, kv_heads, width, dtype
-):
-    """Alone, among other rows, and with a longer table; they are those of torch up to rounding."""
-    draw, head, tails = torch.Generator().manual_seed(0), triton_exact.HEAD, triton_exact.TAILS
-    pools = [normal(draw, dtype, 1, kv_heads, 900, width) for _ in range(2)]
-    query = normal(draw, dtype, 1, 5, heads, width).transpose(1, 2)
-    table = torch.zeros(1, 1, 5, head + 4 * tails, dtype=torch.int32)
-    starts = (100, 700, 690, 0), (7, 300, 290, 270), (0, 1, 1, 0), (0, 65, 60, 3)
-    for row, start in enumerate(starts):
-        table[0, 0, row, :head] = torch.tensor(start)
-        table[0, 0, row, head : head + 10] = 700 + torch.randperm(90, generator=draw)[:10]
-    together = triton_exact.exact_attention(query, *pools, table.to(DEVICE), 0.3)
-    right = attend_row_by_row(query.double(), *(x.double() for x in pools), table, 0.3)
-    assert (together - right).norm() / right.norm() < (1e-5 if dtype == torch.float32 else 1e-2)
-    longer = torch.nn.functional.pad(table, (0, tails)).to(DEVICE)
-    for row in range(5):
-        own = slice(row, row + 1)
-        alone = triton_exact.exact_attention(query[:, :, own], *pools, longer[:, :, own], 0.3)
-        assert torch.equal(alone[0, 0], together[0, row])
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("int8", [False, True], ids=["plain", "int8"])
-def test_a_row_of_an_exact_product_has_the_same_bits_among_any_rows(int8, dtype):
-    draw = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(130, 300, generator=draw), torch.randn(70, 300, generator=draw)
-    x, weight, scale = x.to(DEVICE, dtype), weight.to(DEVICE, dtype), None
-    if int8:
-        weight, scale = (20 * weight).to(torch.int8), torch.ones(70, dtype=dtype, device=DEVICE)
-    whole = triton_products.exact_product(x, weight, scale)
-    for rows in ([0], [129], [63, 64, 5], range(100)):
-        few = triton_products.exact_product(x[[*rows]], weight, scale)
-        assert torch.equal(few, whole[[*rows]])
-
-
 def test_calls_that_it_does_not_fit_are_left_to_torch():
     query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
     assert not triton_attention.fits(query, query, query, mask)  # not on a GPU
@@ -373,35 +328,3 @@ def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     registers, spilt = resources(found, tmp_path)
     assert found.metadata.shared <= SHARED_BYTES[90] and registers <= 255 and spilt == 0
     assert ("wgmma" in found.asm["ptx"]) == (outputs >= 64)
-
-
-EXACT = [("bf16", 2, "tf32"), ("fp16", 2, "tf32"), ("fp32", 4, "ieee")]
-
-
-@pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
-@pytest.mark.parametrize(
-    ("dtype", "size", "precision", "arch"),
-    mostly_slow([(*one, arch) for one in EXACT for arch in (80, 90)], quick=[(*EXACT[0], 90)]),
-)
-def test_exact_kernels_compile_for_devices_that_are_not_here(
-    dtype, size, precision, arch, tmp_path
-):
-    """For heads of 128, and in the tile that every row count has."""
-    own, width = f"*{dtype}", {"WIDTH": 128, "LANES": 128, "PART": triton_exact.PART}
-    found = dict.fromkeys(("sums", "tops", "totals"), "*fp32") | {"table": "*i32", "out": own}
-    types = found | dict.fromkeys(("query", "key", "value"), own) | {"scale": "fp32"}
-    slots = triton_exact.BLOCK // 2 if size == 4 else triton_exact.BLOCK
-    attend = {"GROUP": 7, "ROWS": 16, "BLOCK": slots, "HEAD": 4, "PRECISION": precision} | width
-    outputs, depth, warps, stages = triton_products.EXACT_BLOCKS[size]
-    multiply = {"ROWS": triton_products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
-    multiply |= {"scale": None, "PRECISION": precision}
-    weights = dict.fromkeys(("x", "weight", "bias", "out"), own)
-    how = {"stages": stages, "warps": warps}
-    for kernel, kinds, constants, options in (
-        (triton_exact._attend, types, attend, {"stages": 2}),
-        (triton_exact._join, found, width, {"warps": 1}),
-        (triton_products._multiply, weights, multiply, how),
-    ):
-        made = compiled(kernel, kinds, constants, arch=arch, **options)
-        registers, spilt = resources(made, tmp_path)
-        assert made.metadata.shared <= SHARED_BYTES[arch] and registers <= 255 and spilt == 0

@@ -18,6 +18,7 @@ from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.head import listed_ids
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
+from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_whole, instantiate
 from ouroboros.models.load import SHIPPED, model_path
@@ -30,7 +31,7 @@ class PairSpec:
     - `name`: the pair's name in the name of the results folder
     - `target`, `draft`: hub ids, folders, GGUF files, "reference/target" or "reference/draft"
     - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
-    - `engine`, `exact` (for the target only), `max_len`: as in `CachedModel`
+    - `engine`, `max_len`: as in `CachedModel`
     - `standin`: {"target": name, "draft": name}, shapes by name (see `standin.shape`): embed each
       Llama model in a larger one of this shape, whose calls cost as much as a real model's
     - `options` (both models), `target_options`, `draft_options`: arguments of `from_pretrained`;
@@ -48,7 +49,6 @@ class PairSpec:
     device: str | None = None
     max_len: int | None = None
     engine: EngineName = "auto"
-    exact: bool = False
     standin: Mapping | None = None
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
@@ -79,8 +79,12 @@ class PairSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> PairSpec:
-        """Return the spec for a config. Raises `ValueError` for unknown options or wrong types."""
-        return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
+        """Return the spec for a config. Raises `ValueError` for unknown options or wrong types.
+        Runs before version 0.3 have recorded the option `exact`."""
+        options = {**options, "_target_": f"{__name__}.PairSpec"}
+        if options.pop("exact", False):
+            raise ValueError("model.exact is no option any more: give model.engine=fused on a CPU")
+        return instantiate(options, "model")
 
     @property
     def device_name(self) -> str:
@@ -152,24 +156,24 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
     place, gpus = torch.device(device), torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= gpus:
         raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
-    dtype, exact = dtype_of(spec), spec.exact and role == "target"
+    dtype = dtype_of(spec)
     chosen = engine if spec.engine == "auto" and engine in ("eager", "fused") else spec.engine
-    how: dict = {"engine": chosen, "exact": exact, "max_len": spec.max_len}
+    how: dict = {"engine": chosen, "max_len": spec.max_len}
     if role == "draft":
         how["draft_head"] = listed_ids(source, spec.draft_head, options)  # type: ignore[arg-type]
     if spec.standin:
         quantization = options.pop("quantization_config", None)
-        core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
+        core = CachedModel.from_pretrained(source, dtype=torch.float32, engine="eager", **options)
         shape = standin.shape(spec.standin[role])
         model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
         if quantization is not None:
             model = quantise(model, quantization)
         made = CachedModel(model, tokenizer=core.tokenizer, **how)
-        if not made.exact:
-            made.prepack()
     else:  # with a device_map or tp_plan, transformers places the model
         on = None if placed else device
         made = CachedModel.from_pretrained(source, dtype=dtype, device=on, **how, **options)
+    if chosen != spec.engine and chosen == "eager":
+        made.engine.packed = prepack_linears(made.model)
     if role == "draft":
         made.prefill_limit = spec.draft_context
     return made

@@ -102,9 +102,9 @@ def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) ->
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_a_long_prompt_takes_the_forward_passes_of_the_recorded_engine(tmp_path, engine):
-    pair = tiny_pair()
-    for model in pair if engine == "fused" else ():
-        model.prepack()
+    pair = [
+        CachedModel(model.model, tokenizer=model.tokenizer, engine=engine) for model in tiny_pair()
+    ]
     made = {"greedy": Greedy, "paper": readers(pair[1])["paper"]}
     task = TextTask("abcab" * 40, max_new=6)
     folder, prompts = recorded(tmp_path, pair, made, task, record_predictions=True)

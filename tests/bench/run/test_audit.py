@@ -131,7 +131,8 @@ def test_exact_calls_leave_no_ties_to_decoders_of_this_engine(tmp_path, exact, o
     decoders, twin = {"greedy": Greedy, "lookup": LOOKUP, "hf": HFGenerate}, 250
 
     def made() -> tuple[Bench, ResultsFolder]:
-        target = CachedModel(model, tokenizer=byte_tokenizer(), exact=exact)
+        engine = "fused" if exact else "eager"
+        target = CachedModel(model, tokenizer=byte_tokenizer(), engine=engine)
         job = bench_of([target], TextTask("abcabc", max_new=6), decoders)
         return job, run(job, tmp_path / f"run{len(list(tmp_path.iterdir()))}")
 

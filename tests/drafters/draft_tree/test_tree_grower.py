@@ -76,44 +76,6 @@ def test_a_warning_precedes_a_long_compilation(monkeypatch, tmp_path, files, war
     assert all(warning in text for text in said)
 
 
-def test_a_damaged_or_full_cache_is_told_in_one_line_and_no_longer_used(monkeypatch, tmp_path):
-    said, left, function = [], [OSError(28, "No space left")], jit.njit(lambda: 1, tmp_path)
-    begin = tree_grower.TreeGrower.begin
-
-    def failing(*args):
-        if left:
-            raise left.pop()
-        return begin(*args)
-
-    monkeypatch.setattr(state, "CACHE", tmp_path)
-    monkeypatch.setattr(jit, "CACHED", [function])
-    monkeypatch.setattr(jit, "UNUSABLE", set())
-    monkeypatch.setattr(jit.log, "warning", said.append)
-    monkeypatch.setattr(tree_grower.TreeGrower, "begin", failing)
-    tree_grower.warm_up_jit.__wrapped__()
-    assert function() == 1 and not left and not list(tmp_path.rglob("*.nb*"))
-    assert len(said) == 2 and "No space left" in said[1] and "set NUMBA_CACHE_DIR" in said[1]
-
-
-CACHE_TRIAL = """
-import resource, warnings
-warnings.simplefilter("error")
-from ouroboros.drafters.draft_tree import state
-from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
-if {full}:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for file in state.CACHE.rglob("*.nb[ic]"):
-    file.write_bytes(file.read_bytes()[:9])
-warm_up_jit()
-"""
-
-
-@pytest.mark.slow
-def test_real_caches_that_are_full_or_damaged(tmp_path):
-    for full in (True, False):
-        run(CACHE_TRIAL.format(full=full) + RUN.format(tokens=12), NUMBA_CACHE_DIR=str(tmp_path))
-
-
 def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatch):
     """Through new prompts, longer arrays, wider vocabularies and a restored memory."""
     calls = [

@@ -197,14 +197,14 @@ def test_a_failed_rank_fails_the_others_and_all_go_on():
     def work(rank):
         target = shared(model, rank)
         if rank.rank == 1:
-            run, calls = target.engine.run, itertools.count()
+            run, calls = target.engine.call, itertools.count()
 
             def short(*args, **options):
                 if next(calls) == 2:
                     raise MemoryError("no memory left")
                 return run(*args, **options)
 
-            target.engine.run = short
+            target.engine.call = short
         with pytest.raises((MemoryError, RuntimeError)) as failed:
             decode(target, Greedy(), PROMPT, max_new=10)
         return str(failed.value), decode(target, Greedy(), PROMPT, max_new=10).tokens
