@@ -7,7 +7,7 @@ its parameters select its inputs:
     samples     the decoder's completions, a `sample_frame`    steps   their steps, a `step_frame`
     greedy      greedy's completions                           failed  its failed samples
     ouroboros   Ouroboros' completions                         trees   `tree_metrics` of its trees
-    hf_greedy   completions of transformers' greedy            audit   the audit's verdict
+    audit       the audit's verdict
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
 if there is nothing to count.
@@ -122,7 +122,7 @@ class Registry(dict[str, Metric]):
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, **given}
-        for role in ("samples", "greedy", "ouroboros", "hf_greedy"):
+        for role in ("samples", "greedy", "ouroboros"):
             if not isinstance(given.get(role), Frame | None):
                 given[role] = sample_frame(given[role], costs, draft_cost)
         if any("steps" in metric.needs for metric in chosen):
@@ -194,15 +194,13 @@ def per_position(column: str) -> Callable:
     """
 
     def formula(steps: Frame) -> list:
-        drafted, accepted = steps.drafted, np.minimum(steps.accepted, steps.drafted)
-        values = []
+        drafted, accepted, values = steps.drafted, np.minimum(steps.accepted, steps.drafted), []
         for k in range(1, max(drafted, default=0) + 1):
-            kept, tried = (accepted >= k).sum(), (drafted >= k).sum()
-            reached = ((drafted >= k) & (accepted >= k - 1)).sum()
-            shares = {"accepted": kept / len(steps), "rate": kept / tried}
-            shares |= {"conditional": kept / reached if reached else np.nan}
-            values.append({"reached": int(reached)} | shares)
-        return [None if np.isnan(v[column]) else np.asarray(v[column]).item() for v in values]
+            kept, reached = (accepted >= k).sum(), ((drafted >= k) & (accepted >= k - 1)).sum()
+            shares = {"accepted": kept / len(steps), "rate": kept / (drafted >= k).sum()}
+            shares |= {"reached": reached, "conditional": kept / reached if reached else None}
+            values.append(shares[column])
+        return [None if value is None else value.item() for value in values]
 
     return formula
 
@@ -303,9 +301,6 @@ METRICS = Registry(
     Metric("calls_vs_ouroboros", "Ouroboros' calls lead", over_ouroboros("calls"),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
-    Metric("ttft_vs_ouroboros", "Ouroboros' TTFT lead", over_ouroboros("ttft_s", "completions"),
-           "The decoder's mean TTFT / Ouroboros', same prompts.",
-           timed=True, tables="lead", **LEAD),
 
     # Time and memory
     Metric("ttft_ms", "TTFT (ms)", lambda samples: 1e3 * samples.ttft_s.mean(),
@@ -332,10 +327,6 @@ METRICS = Registry(
     Metric("e2e_latency_s", "E2E (s)", lambda samples: samples.latency_s.mean(),
            "Mean seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
-    Metric("latency_speedup_vs_hf", "over transformers",
-           lambda samples, hf_greedy: speedup(hf_greedy, samples),
-           "Speedup over transformers' own greedy decoding, prefill included.",
-           timed=True, tables="time", **PAIRED),
     Metric("draft_share", "draft time", lambda steps: phase_shares(steps).draft_s,
            "Share of the time in steps spent in the draft model.", **PHASE),
     Metric("verify_share", "verify time", lambda steps: phase_shares(steps).verify_s,
@@ -431,8 +422,6 @@ METRICS = Registry(
            **TREE),
     Metric("tree_depth", "depth", lambda trees: trees["depth"],
            "Depth of a proposed tree's deepest node.", **TREE),
-    Metric("tree_leaves", "leaves", lambda trees: trees["leaves"],
-           "Leaves of a proposed tree.", **TREE),
     Metric("estimated_acceptance", "estimated", calibrated("estimated"),
            "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
     Metric("actual_acceptance", "accepted", calibrated("actual"),

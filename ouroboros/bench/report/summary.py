@@ -23,7 +23,7 @@ from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sa
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.gather import Measured
 
-COMPARED = (PLAIN, METHOD, "hf_greedy")
+COMPARED = (PLAIN, METHOD)
 """The decoders that others are compared with; metrics take their samples by these names."""
 DIFFERENT = """\
 Speedups compare all completions. Those that differ from greedy's, and the speedup over the equal \

@@ -207,7 +207,7 @@ def test_a_new_metric_is_one_entry():
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_an_entry_is_complete(metric):
-    known = {"samples", "steps", "failed", "greedy", "ouroboros", "hf_greedy"}
+    known = {"samples", "steps", "failed", "greedy", "ouroboros"}
     tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
     assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
     assert metric.definition.endswith(".") and metric.pooled
