@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup, escape
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.report import plots, style, tables, viewer
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.report.plots import Setting
@@ -149,30 +151,12 @@ def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"prose": prose, "cell": unbroken, "text": tables.as_text}
+    markdown = MarkdownIt("js-default")  # which escapes HTML
+    environment.filters["prose"] = lambda text: Markup(markdown.renderInline(text))
     environment.filters["svg"] = lambda figure: Markup(style.inline_svg(figure))
+    environment.filters["text"] = tables.as_text
     context = {"sections": parts, "glossary": tables.legend(summaries), "notes": tables.NOTES}
     return environment.get_template(f"{name}.jinja").render(**context, **data)
-
-
-def prose(text: str) -> Markup:
-    """Return text as HTML, with Markdown's `code` and **bold** as elements.
-
-    >>> prose("**Incomplete**: no `greedy` & co")
-    Markup('<b>Incomplete</b>: no <code>greedy</code> &amp; co')
-    """
-    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html))
-
-
-def unbroken(text: str) -> str:
-    """Replace spaces in a cell's text by no-break spaces, except before an interval and between
-    list items.
-
-    >>> unbroken("3.04x [2.15, 3.86]")
-    '3.04x [2.15,\\xa03.86]'
-    """
-    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(text))
 
 
 def summarised(measured: Sequence[Measured]) -> list[Summary]:
@@ -251,18 +235,11 @@ def swept(runs: Sequence[Mapping]) -> list[Setting]:
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
-    """Return every number at full precision, a row per run and decoder.
-
-    Columns: run, batch_size, device, nature, incomplete, decoder, then those of the metrics
-    (without metrics that are lists or mappings).
-    """
-    facts, frames = ("batch_size", "device", "nature", "incomplete"), []
-    for one in runs:
-        counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
-        cells = one.frame.drop(columns=counts).reset_index()
-        first = {"run": one.label, **{name: getattr(one.facts, name) for name in facts}}
-        frames.append(pd.concat([pd.DataFrame(first, index=cells.index), cells], axis=1))
-    return pd.concat(frames, ignore_index=True)
+    """Return every number at full precision, a row per run and decoder (without metrics that are
+    lists or mappings)."""
+    counts = [name for name, metric in METRICS.items() if not metric.scalar and name != "verdict"]
+    frames = {run.label: run.frame.drop(columns=counts) for run in runs}
+    return pd.concat(frames, names=["run"]).reset_index()
 
 
 def sections(runs: Sequence[Summary]) -> list[Section]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -130,22 +130,31 @@ def stacked_bars(
 ) -> Figure:
     """Draw a horizontal bar per row and a segment per column; wide segments show their share of
     the bar in percent. `labels` are written to the right of the bars."""
-    totals, left = parts.sum(axis=1), parts.cumsum(axis=1) - parts
-    longest = totals.max()
+    totals = parts.sum(axis=1)
     figure = new_figure(1.3 + 0.42 * len(parts))
     axes = figure.add_subplot()
+    looks = [marks[str(name)] for name in parts]
+    colours = [mark.colour for mark in looks]
+    parts.plot.barh(
+        stacked=True,
+        ax=axes,
+        width=0.66,
+        color=colours,
+        edgecolor="white",
+        linewidth=0.5,
+        legend=False,
+    )
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    for name, widths in parts.items():
-        mark, start = marks[str(name)], left[name]
-        look: dict[str, Any] = {"color": mark.colour, "hatch": mark.hatch, "edgecolor": "white"}
-        bars = axes.barh(range(len(parts)), widths, 0.66, start, label=name, linewidth=0.5, **look)
-        shares = zip(widths, totals, strict=True)
-        texts = [f"{100 * w / t:.0f}" if w > 0.07 * longest else "" for w, t in shares]
+    for mark, (_, widths), bars in zip(looks, parts.items(), axes.containers, strict=True):
+        for bar in bars:
+            bar.set_hatch(mark.hatch)
+        wide = widths > 0.07 * totals.max()
+        texts = (100 * widths / totals).map("{:.0f}".format).where(wide, "")
         for text in axes.bar_label(bars, texts, label_type="center", fontsize=9, color="#000000"):
             text.set_bbox(box if text.get_text() else None)
     for row, label in enumerate(labels):
         axes.text(1.01, row, label, va="center", fontsize=9, transform=axes.get_yaxis_transform())
-    axes.set_xlim(0, longest)
+    axes.set(xlim=(0, totals.max()), ylabel="")
     name_rows(axes, list(parts.index))
     legend_above(figure)
     return figure

@@ -23,7 +23,7 @@ from rich.table import Table as TerminalTable
 from ouroboros.audit.report import in_cell
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric
-from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN
+from ouroboros.bench.metrics.sample import METHOD, PLAIN
 from ouroboros.bench.report.summary import Summary, interval_of
 
 CAPTIONS = {
@@ -224,12 +224,7 @@ def terminal_table(shown: pd.DataFrame) -> TerminalTable:
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:
     """Return {heading: definition} of all metrics that the runs' tables show."""
     shown = (metric for one in summaries for table in CAPTIONS for metric in columns(one, table))
-    found = {metric.heading: metric.definition for metric in shown}
-    costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
-    cost = costs.pop() if len(costs) == 1 else "the pair's own"
-    if "calls/token" in found:
-        found["calls/token"] = found["calls/token"].replace("draft cost", f"draft cost ({cost})")
-    return found
+    return {metric.heading: metric.definition for metric in shown}
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
