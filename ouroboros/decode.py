@@ -190,7 +190,8 @@ class Decoding:
         """Take one step: propose, score, match, accept, observe."""
         recorder = StepRecorder(self.sequence, self._draft_sequence)
         tree = yield from self.propose()
-        tree = tree.pruned(self.model.room(self.sequence, self.trace.tokens))
+        room = self.model.room(self.sequence, self.trace.tokens)
+        tree = tree.pruned(room if tree.draft_depth() < self.left else self.left - 1)
         chosen = yield from self.score(tree)
         path, new = self.match(tree, chosen)
         self.accept(path, new)

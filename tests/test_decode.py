@@ -239,6 +239,14 @@ def test_nothing_is_drafted_beyond_the_last_position(pair):
     assert trace.tokens == plain(model, prompt_of(9), 4) and trace.finish == "context"
 
 
+def test_a_tree_deeper_than_its_budget_is_cut(pair):
+    text = truth_of(pair[0], [3, 4, 5])
+    deep = TokenTree.chain(5, text[3:13]).graft([[1] * 8, [2]])
+    trace = decode(pair[1], Scripted(deep), [3, 4, 5], max_new=4)
+    assert trace.new_tokens == text[3:7]
+    assert [(step.drafted, step.scored, step.accepted) for step in trace.steps] == [(3, 7, 3)]
+
+
 def test_streaming_grows_one_trace(pair):
     model, cached = pair
     prompt = prompt_of(5)

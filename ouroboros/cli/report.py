@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
     shared = [folder.resolve().parent for folder in options.folders]
     beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
     out = options.out or beside / "report"
-    runs = write_report(loaded, out, tokenizer=options.tokenizer, on_failure=fail)
+    runs = write_report(loaded, out, tokenizer=options.tokenizer)
     for summary in runs:
         label = summary.label if len(runs) > 1 else ""
         print_summary(summary, label=label, wide=options.wide)
@@ -79,8 +79,8 @@ def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> N
     console = terminal()
     print(f"{label}: {summary.facts.title}" if label else summary.facts.title, end="\n\n")
     if wide:
-        for _, caption, frame in run_tables(summary):
-            print(caption, as_text(frame, "simple"), sep="\n\n", end="\n\n")
+        for table in run_tables(summary):
+            print(table.caption, as_text(table.frame, "simple"), sep="\n\n", end="\n\n")
         return
     for table in terminal_tables(summary, console.width):
         console.print(table)

@@ -7,7 +7,7 @@ its parameters select its inputs:
     samples     the decoder's completions, a `sample_frame`    steps   their steps, a `step_frame`
     greedy      greedy's completions                           failed  its failed samples
     ouroboros   Ouroboros' completions                         trees   `tree_metrics` of its trees
-    hf_greedy   completions of transformers' greedy            audit   the audit's verdict
+    audit       the audit's verdict
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
 if there is nothing to count.
@@ -122,7 +122,7 @@ class Registry(dict[str, Metric]):
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, **given}
-        for role in ("samples", "greedy", "ouroboros", "hf_greedy"):
+        for role in ("samples", "greedy", "ouroboros"):
             if not isinstance(given.get(role), Frame | None):
                 given[role] = sample_frame(given[role], costs, draft_cost)
         if any("steps" in metric.needs for metric in chosen):
@@ -184,23 +184,25 @@ def recorded(steps: Frame) -> Frame:
     return steps if (steps.target_forwards > 0).all() else steps.iloc[:0]
 
 
-def tries_per_position(steps: Frame) -> list[int]:
-    """Return a list whose entry k - 1 is the number of steps that drafted at least k tokens."""
-    longest = max(steps.drafted, default=0)
-    return [int((steps.drafted >= k).sum()) for k in range(1, longest + 1)]
+def per_position(column: str) -> Callable:
+    """Return the formula of a list over positions k = 1, 2, ... of the draft: by `column`
 
+    - `accepted`: the share of all steps that accepted k tokens or more
+    - `rate`: the same share of the steps that drafted k or more
+    - `reached`: the number of steps that drafted k or more and accepted the first k - 1
+    - `conditional`: the share of these that accepted the k-th token too
+    """
 
-def acceptance_rate_per_position(steps: Frame) -> list[float]:
-    """Return a list whose entry k - 1 is the share of steps that accepted at least k tokens, among
-    the steps that drafted at least k."""
-    accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
-    return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
+    def formula(steps: Frame) -> list:
+        drafted, accepted, values = steps.drafted, np.minimum(steps.accepted, steps.drafted), []
+        for k in range(1, max(drafted, default=0) + 1):
+            kept, reached = (accepted >= k).sum(), ((drafted >= k) & (accepted >= k - 1)).sum()
+            shares = {"accepted": kept / len(steps), "rate": kept / (drafted >= k).sum()}
+            shares |= {"reached": reached, "conditional": kept / reached if reached else None}
+            values.append(shares[column])
+        return [None if value is None else value.item() for value in values]
 
-
-def accepted_per_position(steps: Frame) -> list[float]:
-    """Return a list whose entry k - 1 is the share of all steps that accepted at least k tokens."""
-    longest = max(steps.drafted, default=0)
-    return [float((steps.accepted >= k).mean()) for k in range(1, longest + 1)]
+    return formula
 
 
 def unequal(samples: Frame, greedy: Frame) -> int | None:
@@ -234,6 +236,7 @@ SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
 PHASE: dict = {"timed": True, "tables": "time", **SHARE}
 TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
 PERCENTILE: dict = {**TIME, "unit": "ms", "digits": 1, "pooled": "percentile over completions"}
+POSITION: dict = {"pooled": "per position", "scalar": False}
 COUNT: dict = {"better": "lower", "tables": "counts"}
 TREE: dict = {"unit": "nodes", "pooled": "mean over trees", "digits": 1, "tables": "trees"}
 NODE: dict = {"pooled": "mean over nodes", "tables": "trees"}
@@ -256,7 +259,7 @@ METRICS = Registry(
            tables="default speed headline comparison", by_group=True, **RATE),
     Metric("user_throughput", "tokens/s/user", user_throughput,
            "In batches: new tokens / seconds that their sequence took, prefill included.",
-           tables="default speed headline comparison", **RATE),
+           tables="default speed comparison", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, over all completions of the same prompts, "
            "prefill included; both at the same batch size.",
@@ -271,16 +274,16 @@ METRICS = Registry(
            timed=True, tables="speed comparison", **{**PAIRED, "pooled": "geometric mean"}),
     Metric("decode_speedup", "decode speedup", over_greedy("decode_s", "decode_tokens"),
            "Speedup over greedy in time per token after the first step (without the prefill).",
-           timed=True, tables="speed headline", **PAIRED),
+           timed=True, tables="speed", **PAIRED),
     Metric("slower_share", "slower prompts",
            lambda samples, greedy: (by_prompt(samples, greedy) < 1).mean(),
            "Share of the prompts that took longer per token than with greedy.",
-           timed=True, better="lower", tables="speed headline", by_group=True,
+           timed=True, better="lower", tables="speed", by_group=True,
            **{**SHARE, "pooled": "share of prompts"}),
     Metric("worst_speedup", "worst prompt",
            lambda samples, greedy: by_prompt(samples, greedy).min(),
            "The smallest speedup over greedy of a single prompt.", timed=True, by_group=True,
-           tables="speed headline comparison", **{**RATIO, "pooled": "minimum"}),
+           tables="speed comparison", **{**RATIO, "pooled": "minimum"}),
     Metric("equal_speedup", "equal speedup", over_greedy(equal=True),
            "Speedup over greedy on the completions that equal greedy's alone.", **TIMED),
 
@@ -298,9 +301,6 @@ METRICS = Registry(
     Metric("calls_vs_ouroboros", "Ouroboros' calls lead", over_ouroboros("calls"),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
-    Metric("ttft_vs_ouroboros", "Ouroboros' TTFT lead", over_ouroboros("ttft_s", "completions"),
-           "The decoder's mean TTFT / Ouroboros', same prompts.",
-           timed=True, tables="lead headline", **LEAD),
 
     # Time and memory
     Metric("ttft_ms", "TTFT (ms)", lambda samples: 1e3 * samples.ttft_s.mean(),
@@ -327,10 +327,6 @@ METRICS = Registry(
     Metric("e2e_latency_s", "E2E (s)", lambda samples: samples.latency_s.mean(),
            "Mean seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
-    Metric("latency_speedup_vs_hf", "over transformers",
-           lambda samples, hf_greedy: speedup(hf_greedy, samples),
-           "Speedup over transformers' own greedy decoding, prefill included.",
-           timed=True, tables="time headline", **PAIRED),
     Metric("draft_share", "draft time", lambda steps: phase_shares(steps).draft_s,
            "Share of the time in steps spent in the draft model.", **PHASE),
     Metric("verify_share", "verify time", lambda steps: phase_shares(steps).verify_s,
@@ -356,7 +352,7 @@ METRICS = Registry(
     Metric("cost_per_token", "cost/token", lambda samples: intervals.pooled(samples, "cost"),
            "Predicted time of all calls per new token, in target calls of one node.",
            priced=True, interval=True,
-           **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
+           **{**COUNT, "digits": 3, "tables": "counts comparison"}),
     Metric("calls_per_token", "calls/token", lambda samples: intervals.pooled(samples, "calls"),
            "(Target calls + draft cost x draft calls) / new tokens, for calls of any size; a call "
            "of two forward passes counts twice.",
@@ -381,15 +377,18 @@ METRICS = Registry(
            lambda steps: ratio(steps.accepted, steps.drafted),
            "Accepted / drafted tokens; of a tree, only the deepest branch counts as drafted.",
            better="higher", tables="counts", **SHARE),
-    Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
-           "Of the steps that drafted at least k tokens, the share that accepted them (as vLLM).",
-           pooled="per position", scalar=False),
-    Metric("accepted_per_position", "accepted by position", accepted_per_position,
+    Metric("acceptance_rate_per_position", "acceptance by position", per_position("rate"),
+           "Of the steps that drafted at least k tokens, the share that accepted k (as vLLM).",
+           **POSITION),
+    Metric("accepted_per_position", "accepted by position", per_position("accepted"),
            "Share of all steps, those without a draft included, that accepted k tokens or more.",
-           pooled="per position", scalar=False),
-    Metric("tries_per_position", "tries by position", tries_per_position,
-           "Steps that drafted k tokens or more: the denominators of acceptance by position.",
-           pooled="per position", scalar=False),
+           **POSITION),
+    Metric("conditional_per_position", "conditional acceptance", per_position("conditional"),
+           "Of the steps whose draft reached position k (k - 1 tokens accepted, at least k "
+           "drafted), the share that accepted the k-th token.", **POSITION),
+    Metric("reached_per_position", "reached positions", per_position("reached"),
+           "Steps whose draft reached position k: the denominators of conditional acceptance.",
+           **POSITION),
     Metric("speculative_decoding", "acceptance record",
            lambda steps: acceptance_record([*steps.itertuples()]),
            "Acceptance in the fields of vLLM's per-request records, summed over completions.",
@@ -404,7 +403,7 @@ METRICS = Registry(
     Metric("repetition_rate", "repetition",
            lambda samples: samples.new_tokens.map(repetition).astype(float).mean(),
            "Share of 4-grams that occurred before in the completion; 9 to 15 % in real answers.",
-           tables="speed headline", **MEAN, **SHARE),
+           tables="speed", **MEAN, **SHARE),
     Metric("unequal", "unequal", unequal,
            "Completions whose tokens differ from greedy's for the same prompt and repeat.",
            pooled="count", better="lower", digits=0, tables="speed headline"),
@@ -423,8 +422,6 @@ METRICS = Registry(
            **TREE),
     Metric("tree_depth", "depth", lambda trees: trees["depth"],
            "Depth of a proposed tree's deepest node.", **TREE),
-    Metric("tree_leaves", "leaves", lambda trees: trees["leaves"],
-           "Leaves of a proposed tree.", **TREE),
     Metric("estimated_acceptance", "estimated", calibrated("estimated"),
            "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
     Metric("actual_acceptance", "accepted", calibrated("actual"),

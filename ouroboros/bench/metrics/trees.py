@@ -46,7 +46,7 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     trees. Steps without a draft are recorded only in completions that have steps with one.
 
     - `steps`: the number of trees
-    - `nodes`, `depth`, `leaves`: means over trees, the root excluded
+    - `nodes`, `depth`: means over trees, the root excluded
     - `sources`: by source, the number of `proposed` nodes, of nodes whose parent was accepted
       (`parent_accepted`) and of nodes that were accepted themselves (`accepted`), and the mean
       probability estimated for nodes whose parent was accepted (`estimated`, or None)
@@ -75,12 +75,10 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 
     proposed = Counter(name for names in named for name in names[1:])
     sure = [(estimate, accepted) for _, estimate, accepted in outcomes if estimate is not None]
-    leaves = [len(tree) - len({*tree.parents} - {-1}) for tree in trees]
     return {
         "steps": len(trees),
         "nodes": mean(len(tree) - 1 for tree in trees),
         "depth": mean(int(tree.depths().max()) for tree in trees),
-        "leaves": mean(leaves),
         "sources": {name: of_source(name, count) for name, count in proposed.most_common()},
         "calibration": calibration(*zip(*sure, strict=True)) if sure else None,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,6 @@ from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, SampleKey, s
 from ouroboros.bench.run.identity import BUSY
 from ouroboros.bench.run.pair import SHIPPED, model_names
 from ouroboros.costs import CostModel
-
-COUNTS = ("batch_size", "samples_wanted", "resumed")
-TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
-"""Facts whose values in run.json are checked to have these types."""
 
 
 @dataclass(frozen=True)
@@ -52,85 +47,82 @@ class Measured:
         `busy` says that other programs used much of the machine (while times were measured, or at
         the start if only that was recorded), or is ""; `fallbacks` says why engines are slower.
         """
-        run, samples = self.run, self.samples
-        task, model, sampling = run["task"], run["model"], run["sampling"]
+        run, samples, config = self.run, self.samples, self.run.get("config", {})
+        task, model, timed = run["task"], run["model"], run.get("timing", True)
         prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
         count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
-        config, timed = run.get("config", {}), run.get("timing", True)
-        size = config.get("batch_size", 1)
+        padded = f" padded to {n} tokens" if (n := config.get("context_tokens")) else ""
+        what = f"{task['name']}, {count} prompt{'s' * (wanted != 1)}{padded}"
+        what += f" x up to {run['max_new']} tokens"
+        if (template := task.get("template", "plain")) != "plain":
+            what += ", chat template" if template == "chat" else f", template {template}"
+            given = task.get("template_args") or {}
+            what += "".join(f", {name}={json.dumps(value)}" for name, value in given.items())
+        size, parallel = config.get("batch_size", 1), run.get("parallel")
         batch = f"batch size {size}" + ", refilled" * (size > 1 and config.get("refill", False))
         if config.get("parallel"):
             batch += f", parallel={config['parallel']}"
-        length = config.get("context_tokens")
-        more = " or more" * any(s.prompt_tokens > 1.1 * (length or math.inf) for s in samples)
-        padded = f" padded to {length} tokens{more}" if length else ""
-        each = f"prompt{'s' * (wanted != 1)}{padded}"
-        what = f"{task['name']}, {count} {each} x up to {run['max_new']} tokens"
-        template, given = task.get("template", "plain"), task.get("template_args") or {}
-        if template != "plain":
-            what += ", chat template" if template == "chat" else f", template {template}"
-            what += "".join(f", {name}={json.dumps(value)}" for name, value in given.items())
 
         standin, published, nature = model.get("standin"), run.get("published"), "model"
-        models, ships = model_names(model), str(model.get("target")).startswith(SHIPPED)
+        models = model_names(model)
         if standin:
             models += " as a stand-in, shapes " + " / ".join(filter(None, standin.values()))
-        if published and ships:
+            nature = "stand-in"
+        elif published and str(model.get("target")).startswith(SHIPPED):
             models, nature = f"{models} (a rehearsal)", "rehearsal"
-
         made = model.get("engines", {}).get("target", model)
         engine, exact = made.get("engine", "eager"), " (exact calls)" * made.get("exact", False)
-        quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
-        engines = [] if engine == "eager" else [f"{engine} engine{exact}"]
-        arithmetic = ", ".join([model["dtype"], *quantised, *engines])
-        temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
-        words = f"T={temperature:g}" if temperature else "greedy (T=0)"
-        for name, off in {"top_k": 0, "top_p": 1.0, "min_p": 0.0}.items() if temperature else ():
-            words += f", {name}={value:g}" if (value := sampling.get(name, off)) != off else ""
-        words += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
+        arithmetic = [model["dtype"]]
+        arithmetic += [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
+        arithmetic += [f"{engine} engine{exact}"] * (engine != "eager")
+        sampling = run["sampling"]
+        warm = sampling["temperature"]
+        words = f"T={warm:g}" if warm else "greedy (T=0)"
+        usual = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} if warm else {}
+        for name, off in {**usual, "repetition_penalty": 1.0}.items():
+            if (value := sampling.get(name, off)) != off:
+                words += f", {name.replace('repetition_', 'repetition ')}={value:g}"
 
         machine, versions = (run["provenance"][key] for key in ("machine", "versions"))
         cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
         on_gpu = model["device"].startswith("cuda") and machine["gpus"]
-        gpu = int(model["device"].partition(":")[2] or 0)
-        device, parallel = machine["gpus"][gpu] if on_gpu else cpu, run.get("parallel")
+        device = machine["gpus"][int(model["device"].partition(":")[2] or 0)] if on_gpu else cpu
         device += f", {parallel['ranks']} processes" if parallel else ""
-        status = run.get("status", "finished")
-        samples_wanted = run.get("samples_wanted", len(samples))
-        priced = self.priced if size == 1 else None  # costs are for calls of a single sequence
-        by_decoder = [[s for s in samples if s.decoder == name] for name in run["decoders"]]
-        ours = [own for own in by_decoder if any(t.scored for s in own for t in s.steps)]
-        if priced and all(map(priced.why_not, ours)):
-            priced = None
-        costs = priced and priced.name
         load = run.get("load", {})
         others = load.get("other_percent", load.get("cpu_percent", 0.0))
         others = max(others, load.get("gpu_percent", 0.0)) if timed else 0.0
         busy = f"machine was busy ({others:.0f} % by other programs)" if others > BUSY else ""
+        priced = self.priced if size == 1 else None  # costs are for calls of a single sequence
+        ours = [s for s in samples if any(step.scored for step in s.steps)]
+        by_decoder = [[s for s in ours if s.decoder == name] for name in run["decoders"]]
+        if priced and all(priced.why_not(own) for own in by_decoder if own):
+            priced = None
+        costs = priced and priced.name
         bare = ", without prefill" if priced and not priced.costs.prefill_ms else ""
         bare += ", for one process" * bool(parallel)
-        predicted = [f"predicted with {costs}{bare}"] if costs and not timed else []
-        title = [what, models, arithmetic, words, batch, device, *filter(None, [busy]), *predicted]
+        predicted = f"predicted with {costs}{bare}" if costs and not timed else ""
+        title = [what, models, ", ".join(arithmetic), words, batch, device, busy, predicted]
+        status, wanted_samples = run.get("status", "finished"), run.get("samples_wanted")
+        wanted_samples = len(samples) if wanted_samples is None else wanted_samples
         return SimpleNamespace(
-            title=" · ".join(title),
-            incomplete=len(samples) < samples_wanted or status != "finished",
+            title=" · ".join(filter(None, title)),
+            incomplete=len(samples) < wanted_samples or status != "finished",
             task=task["name"],
             what=what,
             models=models,
-            arithmetic=arithmetic,
+            arithmetic=", ".join(arithmetic),
             sampling=words,
             batch_size=size,
             device=device,
             busy=busy,
             footnote=f"{cpu}, {threads} thread{'s' * (threads > 1)}; torch {versions['torch']}, "
             f"transformers {versions['transformers']}",
-            nature="stand-in" if standin else nature,
+            nature=nature,
             prompts=prompts,
             samples=len(samples),
-            samples_wanted=samples_wanted,
+            samples_wanted=wanted_samples,
             status=status,
             resumed=run.get("resumed", 0),
-            pools_restored="carried_pools" in run,
             pools_of_these_prompts=run.get("pools_of_these_prompts", []),
             timed=timed,
             fallbacks=[
@@ -162,23 +154,24 @@ def load(path: Path) -> Measured:
     samples or is damaged."""
     folder = ResultsFolder(path)
     try:
-        run, samples = folder.load_run(), folder.load_samples()
+        run = folder.load_run()
         if not stored(path / SAMPLES).exists():
             raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
-        if unknown := {sample.decoder for sample in samples} - set(run["decoders"]):
-            names = ", ".join(sorted(unknown))
-            raise ValueError(f"{SAMPLES} has decoders that {RUN} lacks: {names}")
         costs = folder.load_costs()
         about = costs.about if costs else {}
-        measured = {"measured", "model"} & about.keys()
-        own = "the costs measured with the run" if measured else "the given costs"
-        words = f"the costs {about['name']!r}" if "name" in about else own
-        priced = CostModel(costs, words) if costs else None
-        audit, trees, scores = load_audit(folder), folder.load_trees(), folder.load_scores()
-        found = Measured(path, run, samples, scores, audit, priced, trees)
-        for name, kind in TYPES.items():
-            if type(value := getattr(found.facts, name)) is not kind:
-                raise TypeError(f"{name} is {value!r}")
+        own = bool({"measured", "model"} & about.keys())  # at load, or by a profile
+        words = "the costs measured with the run" if own else "the given costs"
+        words = f"the costs {about['name']!r}" if "name" in about else words
+        found = Measured(
+            path,
+            run,
+            folder.load_samples(),
+            folder.load_scores(),
+            load_audit(folder),
+            CostModel(costs, words) if costs else None,
+            folder.load_trees(),
+        )
+        assert found.facts.title
     except Exception as error:  # damaged files raise anything
         if isinstance(error, ValueError) and str(path) in str(error):
             raise

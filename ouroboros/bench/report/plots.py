@@ -1,16 +1,19 @@
 """Plots of runs: each function returns a figure, or None if there is nothing to draw.
 
-All plots share one style, are readable at 900 pixels, and never distinguish by colour alone. They
+All plots share one style, are readable at 600 pixels, and never distinguish by colour alone. They
 have no title: a report adds captions, and `style.with_title` adds a title to a separate plot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,20 +21,32 @@ from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
 from ouroboros.bench.report import style
 from ouroboros.bench.report.summary import Summary, interval_of
 
-SPEEDUP = "speedup over greedy (time per token, prefill included)"
+
+class Setting(NamedTuple):
+    """A setting that differs between runs: a short name, its value in each run, and the dotted
+    names of its options. Options that always change together count as one setting."""
+
+    name: str
+    values: Sequence
+    members: Sequence[str] = ()
+
+
 BARS = {
-    "latency_speedup": (SPEEDUP, "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"),
+    "latency_speedup": (
+        "speedup over greedy (time per token, prefill included)",
+        "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s",
+    ),
     "predicted_speedup": (
         "speedup over greedy, predicted with {costs}",
         "{predicted_speedup:.2f}x, predicted",
     ),
     "cost_per_token": (
-        "cost per token with {costs}, in target calls of one node; lower is better",
-        "{cost_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
+        "cost per token with {costs}, in target calls; lower is better",
+        "{cost_per_token:.3f} · {tokens_per_target_call:.2f} tokens/call",
     ),
     "calls_per_token": (
         "(target calls + draft cost x draft calls) / new tokens; lower is better",
-        "{calls_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
+        "{calls_per_token:.3f} · {tokens_per_target_call:.2f} tokens/call",
     ),
 }
 """By metric: the label of the axis and the label of each bar."""
@@ -41,9 +56,10 @@ FEWEST_STEPS = 10
 """Positions reached by fewer steps are left out, because their shares are noise."""
 POSITIONS = {
     "accepted_per_position": "of all steps",
-    "acceptance_rate_per_position": "of the steps that drafted this far",
+    "conditional_per_position": "of the steps that reached it",
 }
 """The panels of acceptance by position: metrics and titles."""
+PANELS_PER_ROW = 3
 PHASES = {
     "draft": style.Mark(style.ORANGE, hatch="//"),
     "verify": style.Mark(style.BLUE),
@@ -52,27 +68,21 @@ PHASES = {
 }
 
 
-def error_bars(summaries: Iterable[Summary]) -> str:
-    """Return a sentence on error bars if the runs have any (with three prompts or more), else
-    ""."""
-    known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
-    return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
-
-
 def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
     """Return the models, numbers of prompts and load of the runs, to end a caption; with
-    `intervals`, add a sentence on error bars."""
+    `intervals`, add a sentence on error bars, if there are any."""
     facts = [one.facts for one in summaries]
     models = " or ".join(dict.fromkeys(one.models for one in facts))
     prompts = " or ".join(map(str, sorted({one.prompts for one in facts})))
     busy = max(one.busy for one in facts)
     text = f" Models: {models}; {prompts} prompt{'s' * (prompts != '1')}{busy and f'; {busy}'}."
-    return text + error_bars(summaries) * intervals
+    known = any(s.frame.filter(regex=r"\.low$").notna().any(axis=None) for s in summaries)
+    return text + " Error bars: 95 % bootstrap over prompts." * (known and intervals)
 
 
 def note(summary: Summary) -> str:
     """Return the small print below a run's bars: host, versions, error bars, repetition."""
-    text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy, hf_ and llama_cpp."
+    text = f"{summary.facts.footnote}.{conditions([summary])} Grey: greedy, hf_ and llama_cpp."
     repetition = summary.frame["repetition_rate"].dropna()
     if len(repetition):
         text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"
@@ -105,7 +115,7 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
         if value and value.few:
             text += f" (n = {value.prompts})"
             drawn[place].set(fill=False, hatch="///", edgecolor=colours[place])
-        axes.text(1.01, place, text, va="center", fontsize=9.5, transform=beside)
+        axes.text(1.01, place, text, va="center", fontsize=9, transform=beside)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1.03 * max(1, (frame[metric] + np.nan_to_num(error[1])).max()))
     axes.set_xlabel(axis.format(costs=summary.facts.costs))
@@ -116,25 +126,24 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
     """Draw, for each k, the share of steps that accepted k draft tokens or more: of all steps, and
-    of those that drafted k or more.
+    of the steps that reached position k, whose draft had k tokens and k - 1 of them accepted.
 
     A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
     """
-    figure = style.new_figure(3.9)
+    figure = style.new_figure(3.6)
     panels = figure.subplots(1, 2, sharey=True)
     for name, mark in style.decoder_marks(list(summary.frame.index)).items():
         row: Any = summary.frame.loc[name]
-        if reached := sum(steps >= FEWEST_STEPS for steps in row["tries_per_position"]):
+        if known := sum(steps >= FEWEST_STEPS for steps in row["reached_per_position"]):
             for axes, metric in zip(panels, POSITIONS, strict=True):
-                rates = row[metric][:reached]
-                axes.errorbar(range(1, reached + 1), rates, label=name, **mark.points())
+                axes.errorbar(range(1, known + 1), row[metric][:known], label=name, **mark.points())
     if not panels[0].lines:
         return None
     for axes, title in zip(panels, POSITIONS.values(), strict=True):
         style.as_percent(axes)
         axes.set(ylim=(0, 1.02), xlabel="position in the draft", title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[0].set_ylabel("accepted up to here")
+    panels[0].set_ylabel("steps that accepted it")
     style.legend_above(figure)
     return figure
 
@@ -181,72 +190,84 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
 
     `calls` is `Profile.calls` (see `call_frame`).
     """
-    figure = style.new_figure(3.9)
+    figure = style.new_figure(3.6)
     grid = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
     for axes, (model, own) in zip(grid, calls.groupby("model", sort=False), strict=True):
-        for index, (context, line) in enumerate(own.groupby("context", sort=False)):
-            look = style.Mark(
-                style.OTHERS[index % len(style.OTHERS)], style.MARKERS[index % len(style.MARKERS)]
-            ).points()
-            look |= {"yerr": line["spread_ms"].fillna(0.0), "label": f"{context} tokens"}
-            axes.errorbar(line["nodes"], line["ms"], **look)
+        for (context, line), *look in zip(
+            own.groupby("context", sort=False), cycle(style.OTHERS), cycle(style.MARKERS)
+        ):
+            mark = style.Mark(*look).points(yerr=line["spread_ms"].fillna(0.0))
+            axes.errorbar(line["nodes"], line["ms"], label=f"{context} tokens", **mark)
         last = own.iloc[-1]
         if pd.notna(last["floor_ms"]):
-            look = {"color": style.INK, "linestyle": "--", "linewidth": 1}
-            axes.axhline(last["floor_ms"], label=f"floor at {last['context']} tokens", **look)
-        sizes = sorted(set(own["nodes"]))
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        axes.set(xlabel="nodes scored", title=model)
+            label = f"floor at {last['context']} tokens"
+            axes.axhline(last["floor_ms"], label=label, color=style.INK, linestyle="--", lw=1)
+        style.powers_of_two(axes, own["nodes"])
+        axes.set(xlabel="nodes scored", title=model, ylim=(0, None))
     grid[0].set_ylabel("milliseconds per call")
-    grid[0].legend(loc="upper left", title="context")
+    style.legend_above(figure)
     return figure
 
 
 @style.styled
-def sweep_lines(
-    setting: str, values: Sequence, members: Sequence[str], summaries: Sequence[Summary]
-) -> Figure | None:
-    """Draw speedup and cost against one setting, with a mark per decoder.
+def sweep_lines(settings: Sequence[Setting], summaries: Sequence[Summary]) -> Figure | None:
+    """Draw runs against one or two settings; `settings[n].values[i]` is the value in
+    `summaries[i]`.
 
-    `values[i]` is the setting in `summaries[i]`. Numbers are drawn to scale and joined by lines;
-    other values keep their order. If the setting's options, `members`, are those of some decoders,
-    a dotted line is the mean of each other decoder. None with fewer than two values.
+    With one setting, there is a panel for speedup and one for cost; with two, small multiples: a
+    panel of the first of these metrics for each value of the second setting, on a common scale.
+    Each decoder has a line; one that lacks the first setting is a horizontal line, its mean.
+    Numbers are drawn to scale, other values in their order. None with fewer than two values.
     """
-    numeric = all(isinstance(value, int | float) for value in values)
-    order = np.argsort(values) if numeric else range(len(values))
-    values = [values[index] for index in order]
-    frame, shown = _all_runs([summaries[index] for index in order])
-    if len(set(map(str, values))) < 2 or not shown:
+    along, *rest = settings
+    frame, shown = _all_runs(summaries)
+    if len(set(map(str, along.values))) < 2 or not shown:
         return None
-    places = np.array(values if numeric else range(len(values)), float)
-    marks = style.decoder_marks(list(frame.index.unique("decoder")))
-    parts = [member.split(".") for member in members]
-    of_decoders = all(part[0] == "decoder" for part in parts)
-    varied = {part[1] for part in parts} if of_decoders else marks.keys()
-    figure = style.new_figure(3.9)
-    for axes, metric in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for index, (name, mark) in enumerate(marks.items()):
-            line = frame.xs(name, level="decoder").dropna(subset=metric)
-            if name not in varied:
-                look = mark.points(label=name, linestyle="dotted", linewidth=1)
-                axes.errorbar(places[[0, -1]], [line[metric].mean()] * 2, **look)
-                continue
-            aside = 0 if numeric else 0.6 * ((index + 0.5) / len(marks) - 0.5)
-            look = mark.points(label=name, yerr=style.reach(line, metric))
-            look |= {} if numeric else {"linestyle": "none"}
-            axes.errorbar(places[line.index] + aside, line[metric], **look)
-        slant: dict = {} if numeric else {"rotation": 20, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(places, [str(value) for value in values], **slant)
-        axes.grid(axis="y")
-        axes.set(xlabel=setting, title=_title(metric))
+    panels = [(metric, _title(metric), list(range(len(summaries)))) for metric in shown]
+    if rest:
+        name, values, _ = rest[0]
+        panels = [
+            (shown[0], f"{name} = {value}", [n for n, own in enumerate(values) if own == value])
+            for value in sorted(set(values), key=list(values).index)
+        ]
+    columns = min(len(panels), PANELS_PER_ROW)
+    rows = math.ceil(len(panels) / columns)
+    figure = style.new_figure(0.9 + 2.6 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=bool(rest)).ravel()
+    for axes, (metric, title, members) in zip(grid, panels, strict=False):
+        _draw_sweep(axes, metric, along, frame[frame.index.isin(members, level="run")])
+        axes.set(xlabel=along.name, title=title)
         if metric in COST:
             axes.set_ylim(bottom=0)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    if rest:
+        figure.supylabel(_title(shown[0]), fontsize=10)
     style.legend_above(figure)
     return figure
+
+
+def _draw_sweep(axes: Axes, metric: str, along: Setting, frame: Any) -> None:
+    """Draw a metric against a setting: a line per decoder, for the runs in `frame`."""
+    numeric = all(isinstance(value, int | float) for value in along.values)
+    ticks = sorted(set(along.values)) if numeric else list(dict.fromkeys(along.values))
+    marks = style.decoder_marks(list(frame.index.unique("decoder")))
+    parts = [member.split(".") for member in along.members]
+    varied = {part[1] for part in parts} if all(p[0] == "decoder" for p in parts) else set()
+    for number, (name, mark) in enumerate(marks.items()):
+        line = frame.xs(name, level="decoder").dropna(subset=metric)
+        if varied and name not in varied:
+            axes.axhline(line[metric].mean(), color=mark.colour, linestyle=mark.line, label=name)
+            continue
+        values = [along.values[run] for run in line.index]
+        aside = 0 if numeric else 0.6 * ((number + 0.5) / len(marks) - 0.5)
+        at = np.array(values if numeric else [ticks.index(value) for value in values], float)
+        order, style_of_line = np.argsort(at), {} if numeric else {"linestyle": "none"}
+        look = mark.points(label=name, yerr=style.reach(line, metric)[:, order], **style_of_line)
+        axes.errorbar(at[order] + aside, line[metric].iloc[order], **look)
+    slant: dict = {} if numeric else {"rotation": 20, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(ticks if numeric else range(len(ticks)), [str(tick) for tick in ticks], **slant)
+    axes.grid(axis="y")
 
 
 @style.styled
@@ -262,32 +283,24 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     frame, shown = _all_runs(order)
     if len(set(sizes)) < 2 or not shown or frame["output_throughput"].isna().all():
         return None
-    metric = shown[0]
     users = frame["user_throughput"].fillna(frame["output_throughput"])
-    figure = style.new_figure(4.4)
+    figure = style.new_figure(3.9)
     left, right = figure.subplots(1, 2)
-    marks = style.decoder_marks(list(frame.index.unique("decoder")))
-    for at, (name, mark) in enumerate(marks.items()):
-        own = frame.xs(name, level="decoder")
-        look = mark.points(label=name, yerr=style.reach(own, metric))
-        apart = 2 ** ((at - (len(marks) - 1) / 2) / 24)  # so that error bars do not overlap
-        left.errorbar([sizes[run] * apart for run in own.index], own[metric], **look)
-        across, up = users.xs(name, level="decoder"), own["output_throughput"]
+    _draw_sweep(left, shown[0], Setting("batch size", sizes), frame)
+    for name, mark in style.decoder_marks(list(frame.index.unique("decoder"))).items():
+        across, up = (own.xs(name, level="decoder") for own in (users, frame["output_throughput"]))
         right.plot(across, up, color=mark.colour, marker=mark.marker, linestyle=mark.line)
     for run, throughput in frame["output_throughput"].unstack().dropna(how="all").iterrows():
-        beside: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7.5}
+        beside: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 8.5}
         best = throughput.idxmax()
         place = users[run, best], throughput[best]
         right.annotate(str(sizes[run]), place, color=style.MUTED, **beside)
     left.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
-    left.set_xscale("log", base=2)
-    left.set_xticks(sizes, [str(size) for size in sizes])
-    left.minorticks_off()
-    left.set(xlabel="batch size", title=f"{_title(metric)}\nat the same batch size")
+    style.powers_of_two(left, sizes)
+    left.set(xlabel="batch size", title=f"{_title(shown[0])}\nat the same batch size")
     right.set(xlabel="tokens/s of each sequence", title="tokens/s of all sequences", ylim=(0, None))
     right.set_xlim(left=0)
-    for axes in (left, right):
-        axes.grid(axis="y")
+    right.grid(axis="y")
     style.legend_above(figure)
     return figure
 

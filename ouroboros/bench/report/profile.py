@@ -104,21 +104,17 @@ def profile(
     timed = any(step.scored for sample in good for step in sample.steps[1:])
     if timed and record["status"] == "finished":  # a resumed run plans with the same costs
         seen = Costs.of_samples(good)
-        costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
-        costs = replace(costs, prefill_tokens=seen.prefill_tokens)
+        prefill = {"prefill_ms": seen.prefill_ms, "prefill_tokens": seen.prefill_tokens}
+        costs = replace(costs, host_ms=seen.host_ms, **prefill)
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={**measured, "model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)
-    whole = Profile(
-        folder,
-        Measured(folder.path, record, samples).facts,
-        costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
-        call_frame(costs),
-        step_means(samples),
-        sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
-    )
-    whole.save()
-    return whole
+    failures = sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error})
+    facts = Measured(folder.path, record, samples).facts
+    bandwidth = costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9
+    made = Profile(folder, facts, bandwidth, call_frame(costs), step_means(samples), failures)
+    made.save()
+    return made
 
 
 @dataclass(frozen=True)
@@ -137,29 +133,13 @@ class Profile:
     failures: Sequence[str] = ()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return {name: table of text}: "floor" (the smallest call of each model and context, with
-        its bandwidth floor) and "steps" (means by decoder)."""
-        fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
-        floor = self.calls[fewest].drop(columns="spread_ms")
+        """Return {name: table of text}: "floor" (calls of one node, with the bandwidth floor) and
+        "steps" (means by decoder)."""
+        floor = self.calls[self.calls["nodes"] == 1].drop(columns="spread_ms")
         return {"floor": _text(floor), "steps": _text(self.steps.reset_index())}
 
-    def markdown(self) -> str:
-        """Return profile.md."""
-        bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
-        parts = [f"# {self.facts.title}", self.facts.footnote]
-        tables = {name: as_text(frame) for name, frame in self.tables().items()}
-        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", tables["floor"]]
-        spread = self.calls["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
-        cells = self.calls.assign(cell=self.calls["ms"].map("{:.1f}".format) + spread)
-        for model, own in cells.groupby("model", sort=False):
-            table = own.pivot(index="nodes", columns="context", values="cell").fillna("-")
-            table = table.rename(columns="{:g} tokens".format).reset_index().astype(str)
-            parts += [f"Milliseconds per call of the {model}:", as_text(table)]
-        parts += ["Milliseconds per step:", tables["steps"], LEGEND]
-        return "\n\n".join(parts) + "\n"
-
     def to_dict(self) -> dict:
-        """Return profile.json: plain JSON values, frames as lists of rows."""
+        """Return the command's JSON document: frames as lists of rows."""
         frames = {"calls": self.calls, "steps": self.steps.reset_index()}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
@@ -168,14 +148,25 @@ class Profile:
     def save(self) -> None:
         """Write profile.json, profile.md, verify_cost.png and step_time.png."""
         self.folder.write_json("profile.json", self.to_dict())
-        self.folder.write_text("profile.md", self.markdown())
+        bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
         where, note = self.facts.title.partition(" · ")[2], f"{self.facts.footnote}."
+        parts = [
+            f"# {self.facts.title}",
+            note,
+            "Milliseconds per call:",
+            as_text(_text(self.calls)),
+        ]
+        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", "Milliseconds per step:"]
+        self.folder.write_text(
+            "profile.md", "\n\n".join([*parts, as_text(self.tables()["steps"]), LEGEND]) + "\n"
+        )
         bars = f"{note} Medians; error bars: half the interquartile range."
-        figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)
-        style.save(figure, self.folder.path / "verify_cost.png")
+        drawn = {"verify_cost": (plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)}
         if steps := plots.step_time(self.steps):
-            title, bars = f"Where a step's time goes · {self.facts.title}", f"{note} Numbers: %."
-            style.save(style.with_title(steps, title, bars), self.folder.path / "step_time.png")
+            title = f"Where a step's time goes · {self.facts.title}"
+            drawn["step_time"] = (steps, title, f"{note} Numbers: %.")
+        for name, (figure, title, bars) in drawn.items():
+            style.save(style.with_title(figure, title, bars), self.folder.path / f"{name}.png")
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:
@@ -191,8 +182,10 @@ def call_frame(costs: Costs) -> pd.DataFrame:
             spread_ms = surface.spread_ms.get(context, {}) if surface else {}
             read_mb = footprint and footprint.call_bytes(int(context)) / 1e6
             about = (read_mb, costs.floor_ms(model, int(context)))
-            own = ((int(n), ms, spread_ms.get(n)) for n, ms in calls.items())
-            rows += [(model, int(context), *row, *about) for row in own]
+            rows += [
+                (model, int(context), int(n), ms, spread_ms.get(n), *about)
+                for n, ms in calls.items()
+            ]
     names = ["model", "context", "nodes", "ms", "spread_ms", "read_mb", "floor_ms"]
     frame = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[3:], float))
     return frame.assign(floor_share=frame["floor_ms"] / frame["ms"])

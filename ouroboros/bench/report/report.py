@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup, escape
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.report import plots, style, tables, viewer
 from ouroboros.bench.report.gather import Measured, load
+from ouroboros.bench.report.plots import Setting
 from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import Table
 from ouroboros.bench.run.folder import ResultsFolder
@@ -27,30 +30,21 @@ from ouroboros.bench.run.folder import ResultsFolder
 FILES = "files.txt"
 FEW_RUNS = 3
 """With more runs than this, the page shows the sections of single runs folded at first."""
-MOST_COLUMNS = 4
-"""In a sweep over more settings than this, runs are identified by name."""
-MOST_NAMED = 3
-"""If at most this many settings vary, the jobs of a sweep are named by their settings."""
+MOST_SETTINGS = 4
+"""In a sweep over more settings than this, runs are identified by their folders."""
 MOST_TOKENS = 120_000
 """Most tokens in the page's viewer, over all runs; a token takes about 15 bytes."""
 PLOTS = (
     ("speedup", partial(plots.bars, metrics=plots.SPEED), "Speedup over greedy."),
     ("cost", partial(plots.bars, metrics=plots.COST), "Cost per token."),
     ("positions", plots.acceptance_by_position,
-     "Acceptance by position in the draft: share of steps that accepted the token there. "
-     f"Positions that fewer than {plots.FEWEST_STEPS} steps drafted are left out."),
+     "Acceptance by position in the draft: share of steps that accepted the token there. Left: of "
+     "all steps. Right: of the steps whose draft reached the position, with all tokens before it "
+     "accepted; only such drafts count, so the curve may rise. Left out: positions that fewer "
+     f"than {plots.FEWEST_STEPS} steps reached."),
     ("sources", plots.source_shares, "Sources of the tokens. Numbers: % of new tokens."),
 )  # fmt: skip
 """A run's plots: (file name, function that draws a summary, caption)."""
-
-
-class Setting(NamedTuple):
-    """A setting that differs between runs: a short name, its value in each run, and the dotted
-    names of its options. Options that always change together count as one setting."""
-
-    name: str
-    values: Sequence
-    members: Sequence[str]
 
 
 class Picture(NamedTuple):
@@ -62,9 +56,11 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report: title, notes, tables, plots. The page unfolds it at first if `main`."""
+    """A part of the report: title, notes, tables, plots. The page unfolds it at first if `main`.
+    `about` ends the captions of tables in a paper."""
 
     title: str
+    about: str
     notes: Sequence[str]
     tables: Sequence[Table]
     pictures: Sequence[Picture]
@@ -91,11 +87,7 @@ def make_report(folder: ResultsFolder) -> Summary:
 
 
 def write_report(
-    measured: Sequence[Measured],
-    out: Path,
-    *,
-    tokenizer: str | None = None,
-    on_failure: Callable[[str], object] | None = None,
+    measured: Sequence[Measured], out: Path, *, tokenizer: str | None = None
 ) -> list[Summary]:
     """Write the report to the folder `out`; return the summaries of the runs that it shows.
 
@@ -107,10 +99,10 @@ def write_report(
         plots/        each plot as .png and .svg
         files.txt     the names of these tables and plots; the next report removes them
 
-    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
-    `on_failure` as in `summarised`. Raises `ValueError` if two files would have the same name.
+    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved. Raises
+    `ValueError` if two files would have the same name.
     """
-    runs = summarised(measured, on_failure)
+    runs = summarised(measured)
     parts = sections(runs)
     made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
     made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
@@ -123,8 +115,8 @@ def write_report(
             (out / name).unlink(missing_ok=True)
     for part in parts:
         for table in part.tables:
-            caption = f"{part.title}. {table.caption}"
-            tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
+            table.frame.to_csv(out / f"tables/{table.name}.csv", index=False)
+            tables.write_latex(table, out / f"tables/{table.name}.tex", about=part.about)
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
     share = MOST_TOKENS // max(1, len(runs))
@@ -159,156 +151,103 @@ def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"prose": prose, "cell": unbroken, "text": tables.as_text}
+    markdown = MarkdownIt("js-default")  # which escapes HTML
+    environment.filters["prose"] = lambda text: Markup(markdown.renderInline(text))
     environment.filters["svg"] = lambda figure: Markup(style.inline_svg(figure))
+    environment.filters["text"] = tables.as_text
     context = {"sections": parts, "glossary": tables.legend(summaries), "notes": tables.NOTES}
     return environment.get_template(f"{name}.jinja").render(**context, **data)
 
 
-def prose(text: str) -> Markup:
-    """Return text as HTML, with Markdown's `code` and **bold** as elements.
-
-    >>> prose("**Incomplete**: no `greedy` & co")
-    Markup('<b>Incomplete</b>: no <code>greedy</code> &amp; co')
-    """
-    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html))
-
-
-def unbroken(text: str) -> str:
-    """Replace spaces in a cell's text by no-break spaces, except before an interval and between
-    list items.
-
-    >>> unbroken("3.04x [2.15, 3.86]")
-    '3.04x [2.15,\\xa03.86]'
-    """
-    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(text))
-
-
-def summarised(
-    measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
-) -> list[Summary]:
+def summarised(measured: Sequence[Measured]) -> list[Summary]:
     """Return a summary of each measurement, with the run's `label` and the folder of its `sweep`
     (if it is one of several jobs in numbered folders).
 
-    A measurement that cannot be summarised is left out, and `on_failure` gets a message; without
-    `on_failure`, the error is raised.
+    A label is the name of the run's folder; for a job, its settings (or folder, if they are many),
+    after the sweep's name if there are other runs.
     """
-    runs: list[Summary] = []
-    for one in measured:
-        try:
-            runs.append(summarise(one))
-        except Exception as error:  # damaged values raise anything
-            if on_failure is None:
-                raise
-            on_failure(f"{one.folder} is damaged ({error}): restore the folder or leave it out")
-    homes = [run.measured.folder for run in runs]
+    homes = [one.folder for one in measured]
     parents = [home.parent if home.name.isdigit() else None for home in homes]
     sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
-    named, sweep_names = dict[int, str](), short_names(sweeps)
-    for folder in dict.fromkeys(sweeps):
-        members = [index for index, sweep in enumerate(sweeps) if sweep == folder]
-        prefix = f"{sweep_names[folder]}: " if folder and len(members) < len(runs) else ""
-        depth, most = (2, MOST_NAMED) if folder else (1, 0)
-        short = short_names([homes[index] for index in members], depth)
-        folders = [short[homes[index]] for index in members]
-        names = labels([runs[index].measured.run for index in members], folders, most=most)
-        named |= {index: prefix + name for index, name in zip(members, names, strict=True)}
-    return [replace(r, label=named[n], sweep=sweeps[n]) for n, r in enumerate(runs)]
+    names = short_names(sweep or home for home, sweep in zip(homes, sweeps, strict=True))
+    labels = {home: names.get(home, "") for home in homes}
+    for sweep in {*sweeps} - {None}:
+        jobs = [home for home, own in zip(homes, sweeps, strict=True) if own == sweep]
+        settings = swept([one.run for one in measured if one.folder in jobs])
+        values = [
+            ", ".join(f"{one.name}={one.values[n]}" for one in settings) for n in range(len(jobs))
+        ]
+        told = len({*values}) == len(jobs) and len(settings) <= MOST_SETTINGS
+        prefix = f"{names[sweep]}: " if len(jobs) < len(homes) else ""
+        labels |= {
+            job: prefix + (own if told else job.name) for job, own in zip(jobs, values, strict=True)
+        }
+    return [
+        replace(summarise(one), label=labels[one.folder], sweep=sweep)
+        for one, sweep in zip(measured, sweeps, strict=True)
+    ]
 
 
-def short_names(folders: Iterable[Path | None], depth: int = 1) -> dict[Path, str]:
-    """Return a name for each folder (None is skipped): the last `depth` parts of its path, or more
-    parts if names would be equal.
+def short_names(folders: Iterable[Path]) -> dict[Path, str]:
+    """Return a name for each folder: the last part of its path, or more parts if names would be
+    equal.
 
     >>> list(short_names([Path("/old/gsm8k"), Path("/new/gsm8k")]).values())
     ['old/gsm8k', 'new/gsm8k']
     """
-    parts = {folder: folder.absolute().parts for folder in folders if folder}
+    parts, depth = {folder: folder.absolute().parts for folder in folders}, 1
     while len({own[-depth:] for own in parts.values()}) < len({*parts.values()}):
         depth += 1
     return {folder: "/".join(own[-depth:]) for folder, own in parts.items()}
 
 
-def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
-    """Return a short name for each run of `runs`, the contents of run.json.
+def swept(runs: Sequence[Mapping]) -> list[Setting]:
+    """Return the settings in which the configs of run.json files differ.
 
-    It is the run's task, if all tasks differ; else the settings that vary, if at most `most` do;
-    else the run's entry in `folders`, which is also added to names that are not unique.
-    """
-    names, different = list(folders), swept([run.get("config", {}) for run in runs])
-    if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
-        names = list(tasks)
-    elif 0 < len(different) <= most:
-        columns = ([f"{one.name}={value}" for value in one.values] for one in different)
-        names = [", ".join(row) for row in zip(*columns, strict=True)]
-    pairs = zip(names, folders, strict=True)
-    return [f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in pairs]
+    Options that always change together form one setting, named by the last parts of their names
+    (or by the whole name of the first, if another setting has the same last part). Its values are
+    those of its first option, or texts such as "2 and 8" if its first two names differ in value.
 
-
-def swept(configs: Sequence[Mapping]) -> list[Setting]:
-    """Return the settings that differ between configs. Options that always change together form one
-    setting; the value of a missing option is None. If the first two options of a setting have
-    different values, its values are texts with both, such as "2 and 8".
-
-    A setting is named by the shortest dotted suffix that all its options share and no option of
-    another setting has, or else by the last parts of the names of its first two options.
-
-    >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
+    >>> both = [{"config": {"a": {"gamma": g}, "b": {"gamma": g}}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
     [('gamma', [2, 4])]
     """
-    flat: list[dict] = [
-        next(iter(pd.json_normalize(dict(c)).to_dict("records")), {}) for c in configs
-    ]
+    configs = [pd.json_normalize(run.get("config", {})).to_dict("records") for run in runs]
+    flat: list[dict] = [records[0] if records else {} for records in configs]
     together: dict[tuple[int, ...], dict[str, list]] = {}
     for name in dict.fromkeys(name for one in flat for name in one):
         values = [one.get(name) for one in flat]
-        pattern = tuple(map(values.index, values))
-        if any(pattern):
+        if any(pattern := tuple(map(values.index, values))):
             together.setdefault(pattern, {})[name] = values
+    lasts = [
+        {name.rpartition(".")[2]: values for name, values in reversed(options.items())}
+        for options in together.values()
+    ]
     settings = []
-    for members in together.values():
-        others = [f".{name}" for own in together.values() for name in own if own is not members]
-        first, *_ = names = list(members)
-        lasts = list(dict.fromkeys(name.split(".")[-1] for name in names))
-        several = " and ".join(lasts[:2]) + " ..." * (len(lasts) > 2)
-        ends = [first[dot.end() :] for dot in re.finditer(r"^|\.", first)][::-1]
-        unique = (
-            end
-            for end in ends
-            if all(f".{name}".endswith(f".{end}") for name in names)
-            and not any(name.endswith(f".{end}") for name in others)
-        )
-        firsts = {name.split(".")[-1]: members[name] for name in reversed(names)}
-        columns, values = [firsts[last] for last in lasts[:2]], members[first]
-        if any(column != values for column in columns):
-            values = [" and ".join(map(str, row)) for row in zip(*columns, strict=True)]
-        settings.append(Setting(next(unique, several), values, names))
+    for options, own in zip(together.values(), lasts, strict=True):
+        names, columns = list(own)[::-1][:2], list(own.values())[::-1][:2]
+        several = len(columns) > 1 and columns[0] != columns[1]
+        rows = [" and ".join(map(str, row)) for row in zip(*columns, strict=True)]
+        unique = not any(names[0] in other for other in lasts if other is not own)
+        name = " and ".join(names) if unique else next(iter(options))
+        settings.append(Setting(name, rows if several else columns[0], list(options)))
     return settings
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
-    """Return every number at full precision, a row per run and decoder.
-
-    Columns: run, batch_size, device, nature, incomplete, decoder, then those of the metrics
-    (without metrics that are lists or mappings).
-    """
-    facts, frames = ("batch_size", "device", "nature", "incomplete"), []
-    for one in runs:
-        counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
-        cells = one.frame.drop(columns=counts).copy().reset_index()
-        first = {"run": one.label, **{name: getattr(one.facts, name) for name in facts}}
-        frames.append(pd.concat([pd.DataFrame(first, index=cells.index), cells], axis=1))
-    return pd.concat(frames, ignore_index=True)
+    """Return every number at full precision, a row per run and decoder (without metrics that are
+    lists or mappings)."""
+    counts = [name for name, metric in METRICS.items() if not metric.scalar and name != "verdict"]
+    frames = {run.label: run.frame.drop(columns=counts) for run in runs}
+    return pd.concat(frames, names=["run"]).reset_index()
 
 
 def sections(runs: Sequence[Summary]) -> list[Section]:
     """Return the sections: a comparison of the runs outside sweeps, each sweep, each run."""
     alone = [run for run in runs if not run.sweep]
-    parts = [_several(alone)] if len(alone) > 1 else []
-    for folder, name in short_names(run.sweep for run in runs).items():
-        parts.append(_several([run for run in runs if run.sweep == folder], name))
+    parts = [_comparison(alone)] if len(alone) > 1 else []
+    for folder, name in short_names(run.sweep for run in runs if run.sweep).items():
+        parts.append(_comparison([run for run in runs if run.sweep == folder], name))
     for run in runs:
         name = run.label if len(runs) > 1 else ""
         part = run_section(run, label=name, drawn=() if run.sweep else PLOTS)
@@ -321,9 +260,11 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
 
     The title and the file names start with `label`, the run's name, unless it is "".
     """
-    title, prefix = summary.facts.title, ""
-    if label:
-        title, prefix = f"{label}: {title}", f"{slug(label)}-"
+    facts, prefix, before = (
+        summary.facts,
+        f"{slug(label)}-" * bool(label),
+        f"{label}: " * bool(label),
+    )
     drawings = [
         Picture(
             prefix + name,
@@ -333,8 +274,11 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
         for name, draw, text in drawn
     ]
     shown = [table._replace(name=prefix + table.name) for table in tables.run_tables(summary)]
-    notes = [f"{summary.facts.footnote}.", *summary.notes]
-    return Section(title, notes, shown, [one for one in drawings if one.figure])
+    notes = [f"{facts.footnote}.", *summary.notes]
+    about = f"{before}{facts.what}; {facts.models}; {facts.sampling}."
+    return Section(
+        before + facts.title, about, notes, shown, [one for one in drawings if one.figure]
+    )
 
 
 def slug(label: str) -> str:
@@ -346,39 +290,41 @@ def slug(label: str) -> str:
     return re.sub(r"[^\w.-]+", "-", label).strip("-") or "run"
 
 
-def _several(runs: Sequence[Summary], sweep: str = "") -> Section:
+def _comparison(runs: Sequence[Summary], sweep: str = "") -> Section:
     """Return the section that compares `runs`: the jobs of the sweep named `sweep`, or separate
     runs if `sweep` is "".
 
-    It has tables with a row per run, and plots over runs, batch sizes or a single setting. Runs are
-    identified by their settings, or by name if they are no sweep or too many settings vary.
+    It has tables with a row per run, and plots over runs, batch sizes, or one or two settings. Runs
+    are identified by their settings, or by name if they are no sweep or too many settings vary.
     """
-    settings = swept([run.measured.run.get("config", {}) for run in runs])
+    settings = swept([run.measured.run for run in runs])
+    settings.sort(key=lambda one: -len({*map(str, one.values)}))
     name, names = slug(sweep) if sweep else "comparison", [run.label for run in runs]
-    by_settings = bool(sweep) and 0 < len(settings) <= MOST_COLUMNS
-    shown = settings if by_settings else [Setting("run", names, ["run"])]
+    by_settings = bool(sweep) and 0 < len(settings) <= MOST_SETTINGS
+    shown = settings if by_settings else [Setting("run", names)]
     others = [one for one in settings if "batch_size" not in one.members]
-    batches = _batches(name, others, runs) if len(others) < len(settings) else []
-    drawn: list[Picture] = []
-    if len(shown) == 1 and not (sweep and batches):
-        of_decoders = all(member.startswith("decoder.") for member in shown[0].members)
-        caption = f"Speedup and cost by {shown[0].name}." + plots.conditions(runs)
-        caption += " Dotted: mean of a decoder without this setting." * of_decoders
-        drawn = [Picture(name, caption, plots.sweep_lines(*shown[0], runs))]
-    if sweep:
+    drawn = _batches(name, others, runs) if len(others) < len(settings) else []
+    if len(shown) <= 2 and not (sweep and drawn):
+        caption = f"Speedup and cost by {shown[0].name}."
+        if len(shown) > 1:
+            caption = f"Speedup (or cost) by {shown[0].name}, for each {shown[1].name}."
+        if shown[0].members and all(one.startswith("decoder.") for one in shown[0].members):
+            caption += f" Horizontal: the mean of a decoder without {shown[0].name}."
+        figure = plots.sweep_lines(shown, runs)
+        drawn = [Picture(name, caption + plots.conditions(runs), figure), *drawn]
+    about = f"Comparison of {len(runs)} runs: {', '.join(names)}"
+    if by_settings:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
-        what = "; ".join(values) if by_settings else f"{len(settings)} settings"
-        title = f"Sweep of {what} ({sweep})"
-        notes = [f"{len(runs)} runs, the first: {runs[0].facts.title}."]
-    else:
-        title = f"Comparison of {len(runs)} runs: {', '.join(names)}"
-        parts = [run.facts.title.split(" · ") for run in runs]
-        shared = [part for part in parts[0] if all(part in other for other in parts)]
-        own = (" · ".join(part for part in other if part not in shared) for other in parts)
-        notes = [f"{run}: {rest}" for run, rest in zip(names, own, strict=True) if rest]
-        notes = [" · ".join(shared)] * bool(shared) + notes
+        about = f"Sweep of {'; '.join(values)} ({sweep})"
+    elif sweep:
+        about = f"Sweep of {len(settings)} settings ({sweep})"
+    parts = [run.facts.title.split(" · ") for run in runs]
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    own = (" · ".join(part for part in other if part not in shared) for other in parts)
+    notes = [f"{run}: {rest}" for run, rest in zip(names, own, strict=True) if rest and not sweep]
+    notes = [f"{len(runs)} runs: {' · '.join(shared)}", *notes]
     found = tables.comparisons({one.name: one.values for one in shown}, runs, f"{name}-")
-    return Section(title, notes, found, [one for one in [*drawn, *batches] if one.figure])
+    return Section(about, f"{about}.", notes, found, [one for one in drawn if one.figure])
 
 
 def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
@@ -391,9 +337,9 @@ def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> l
         caption = (
             "Left: speedup over greedy at the same batch size. Right: tokens/s of all sequences "
             f"against tokens/s of each{f'; {key}' * bool(key)}. Numbers: batch sizes, beside the "
-            "highest throughput."
+            f"highest throughput.{plots.conditions(own)}"
         )
         stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
         if figure := plots.batch_lines(own):
-            drawn.append(Picture(stem, caption + plots.conditions(own), figure))
+            drawn.append(Picture(stem, caption, figure))
     return drawn

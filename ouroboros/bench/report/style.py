@@ -10,10 +10,11 @@ import io
 import re
 import textwrap
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -25,8 +26,8 @@ from matplotlib.ticker import PercentFormatter
 
 BLUE, SKY, GREEN, YELLOW = "#0072b2", "#56b4e9", "#009e73", "#d6c500"
 ORANGE, RED, PURPLE, GREY = "#e69f00", "#d55e00", "#cc79a7", "#999999"
-OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, YELLOW)
-MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
+OTHERS = (BLUE, GREEN, PURPLE, SKY, YELLOW, ORANGE)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("solid", "dashed", "dotted", "dashdot")
 
 
@@ -49,13 +50,13 @@ class Mark:
 SOURCES: dict[str, tuple[Mark, str]] = {
     "draft": (Mark(BLUE), "the draft model's first choice"),
     "judged": (Mark(PURPLE, hatch="//"), "phrase token scored by the draft model"),
-    "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
-    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "one of the target's earlier predictions"),
-    "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool only"),
-    "suffix": (Mark(SKY, line="double", hatch="//"), "pool phrase appended to the draft"),
     "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
-    "pool": (Mark(RED, line="double"), "lookahead's verified phrase"),
-    "prompt": (Mark(YELLOW, line="double", hatch="++"), "looked up in the text so far"),
+    "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
+    "suffix": (Mark(ORANGE, line="dashed", hatch="//"), "pool phrase appended to the draft"),
+    "recall": (Mark(ORANGE, line="dotted", hatch=".."), "drafted from the pool only"),
+    "pool": (Mark(ORANGE, hatch="xx"), "lookahead's verified phrase"),
+    "prompt": (Mark(ORANGE, line="groove", hatch="++"), "looked up in the text so far"),
+    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "one of the target's earlier predictions"),
     "correction": (Mark("#6e6e6e", line="dashed"), "the target replaced a rejected draft token"),
     "bonus": (Mark("#a6a6a6", line="dotted", hatch="//"), "free token after a full match"),
     "target": (Mark("#c9c9c9", line="none"), "decoded by the target without a draft"),
@@ -63,33 +64,28 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "padding": (Mark("#e4e4e4", line="none"), "makes the call faster, never accepted"),
     "unknown": (Mark("#e4e4e4", line="none", hatch=".."), "not reported by this engine"),
 }
-"""By token source: its mark and its meaning."""
+"""By token source: its mark and its meaning. All n-grams of the text and of pools are orange."""
 
 
 def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
-    """Return one mark per decoder, in order: Ouroboros red, greedy and other engines grey, the rest
-    in other colours.
-
-    Variants of Ouroboros alternate red and orange and differ by line and marker. The marks depend
-    on the set of decoders, not on their order.
-    """
-    order, names = names, sorted(names)
-    ours = [name for name in names if name.startswith("ouroboros")]
-    peers = [name for name in names if name.startswith(("hf_", "llama_cpp"))]
-    rest = [name for name in names if name not in (*ours, *peers, "greedy")]
-    colours = [colour for colour in OTHERS if len(ours) < 2 or colour != ORANGE]
-    marks = {"greedy": Mark(GREY, ".", "dotted")}
-    for index, name in enumerate(ours):
-        marks[name] = Mark((RED, ORANGE)[index % 2], ("o", *MARKERS)[index % 9], LINES[index % 4])
-    for index, name in enumerate(rest):
-        marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
-    for index, name in enumerate(peers):
-        marks[name] = Mark(GREY, "xdPhp*H8"[index % 8], "dotted")
-    return {name: marks[name] for name in order}
+    """Return one mark per decoder, in order: Ouroboros and its variants red, greedy and other
+    engines grey, the rest in other colours. The marks do not depend on the order."""
+    marks, used = dict[str, Mark](), Counter[tuple]()
+    for name in sorted(names):
+        colours, lines = OTHERS, LINES[:1]
+        if name.startswith("ouroboros"):
+            colours, lines = (RED,), LINES
+        elif name.startswith(("greedy", "hf_", "llama_cpp")):
+            colours, lines = (GREY,), ("dotted",)
+        place, used[colours] = used[colours], used[colours] + 1
+        looks = (looks[place % len(looks)] for looks in (colours, MARKERS, lines))
+        marks[name] = Mark(*looks)
+    return {name: marks[name] for name in names}
 
 
-WIDTH_IN, DPI = 9.0, 150
-TITLE_WIDTH, NOTE_WIDTH = 104, 150  # characters per line
+WIDTH_IN, DPI = 6.5, 200
+"""The common width of figures: at 600 pixels, a font of 9 points has 11 pixels."""
+TITLE_WIDTH, NOTE_WIDTH = 74, 108  # characters per line
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
 styled = mpl.rc_context(fname=Path(__file__).parent / "plots.mplstyle")
 """Decorator for every function that draws or writes a figure."""
@@ -97,7 +93,7 @@ styled = mpl.rc_context(fname=Path(__file__).parent / "plots.mplstyle")
 
 def new_figure(height_in: float) -> Figure:
     """Return an empty figure of the common width."""
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
     return Figure(figsize=(WIDTH_IN, height_in), dpi=100, layout=layout)
 
 
@@ -109,7 +105,7 @@ def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label the rows of a horizontal plot, first row on top."""
-    axes.set_yticks(range(len(names)), list(names), fontsize=10.5)
+    axes.set_yticks(range(len(names)), list(names), fontsize=10)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
@@ -120,27 +116,45 @@ def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     axes.grid(axis=which)
 
 
+def powers_of_two(axes: Axes, values: Iterable[int]) -> None:
+    """Give an axis of counts, such as batch sizes, a logarithmic scale with a tick per value."""
+    ticks = sorted(set(values))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="y")
+
+
 def stacked_bars(
     parts: pd.DataFrame, marks: Mapping[str, Mark], labels: Sequence[str] = ()
 ) -> Figure:
     """Draw a horizontal bar per row and a segment per column; wide segments show their share of
     the bar in percent. `labels` are written to the right of the bars."""
-    totals, left = parts.sum(axis=1), parts.cumsum(axis=1) - parts
-    longest = totals.max()
+    totals = parts.sum(axis=1)
     figure = new_figure(1.3 + 0.42 * len(parts))
     axes = figure.add_subplot()
+    looks = [marks[str(name)] for name in parts]
+    colours = [mark.colour for mark in looks]
+    parts.plot.barh(
+        stacked=True,
+        ax=axes,
+        width=0.66,
+        color=colours,
+        edgecolor="white",
+        linewidth=0.5,
+        legend=False,
+    )
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    for name, widths in parts.items():
-        mark, start = marks[str(name)], left[name]
-        look: dict[str, Any] = {"color": mark.colour, "hatch": mark.hatch, "edgecolor": "white"}
-        bars = axes.barh(range(len(parts)), widths, 0.66, start, label=name, linewidth=0.5, **look)
-        shares = zip(widths, totals, strict=True)
-        texts = [f"{100 * w / t:.0f}" if w > 0.055 * longest else "" for w, t in shares]
-        for text in axes.bar_label(bars, texts, label_type="center", fontsize=8.5, color="#000000"):
+    for mark, (_, widths), bars in zip(looks, parts.items(), axes.containers, strict=True):
+        for bar in bars:
+            bar.set_hatch(mark.hatch)
+        wide = widths > 0.07 * totals.max()
+        texts = (100 * widths / totals).map("{:.0f}".format).where(wide, "")
+        for text in axes.bar_label(bars, texts, label_type="center", fontsize=9, color="#000000"):
             text.set_bbox(box if text.get_text() else None)
-    for row, (total, label) in enumerate(zip(totals, labels, strict=False)):
-        axes.text(total + 0.01 * longest, row, label, va="center", fontsize=9)
-    axes.set_xlim(0, (1.06 + 0.012 * max(map(len, labels), default=0)) * longest)
+    for row, label in enumerate(labels):
+        axes.text(1.01, row, label, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+    axes.set(xlim=(0, totals.max()), ylabel="")
     name_rows(axes, list(parts.index))
     legend_above(figure)
     return figure
@@ -149,19 +163,16 @@ def stacked_bars(
 def legend_above(figure: Figure) -> None:
     """Move the first panel's legend above all panels, at most as wide as the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=5)
+    columns = max(1, 66 // (5 + max(map(len, labels), default=0)))
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 
 @styled
 def with_title(figure: Figure, title: str, note: str = "") -> Figure:
-    """Add a title and small print to a figure that is shown outside a report; return the figure.
-
-    The title wraps at " · ", or inside an item that is longer than a line.
-    """
-    parts = [p if len(p) > TITLE_WIDTH - 2 else p.replace(" ", "\xa0") for p in title.split(" · ")]
-    above = textwrap.wrap("\xa0· ".join(parts), TITLE_WIDTH, break_on_hyphens=False)
+    """Add a title and small print to a figure that is shown outside a report; return the figure."""
+    above = textwrap.wrap(title, TITLE_WIDTH, break_on_hyphens=False)
     below = textwrap.wrap(note, NOTE_WIDTH, break_on_hyphens=False)
-    figure.suptitle("\n".join(above), x=0.01, ha="left", fontsize=11.5)
+    figure.suptitle("\n".join(above), x=0.01, ha="left", fontsize=11)
     figure.supxlabel("\n".join(below), fontsize=8, color=MUTED, x=0.01, ha="left")
     figure.set_figheight(figure.get_figheight() + 0.2 * len(above) + 0.15 * len(below))
     return figure
@@ -169,13 +180,9 @@ def with_title(figure: Figure, title: str, note: str = "") -> Figure:
 
 @styled
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure to files, PNG or SVG by suffix; the same figure gives identical files.
-
-    The layout is computed once, for the first file.
-    """
+    """Write a figure to files, PNG or SVG by suffix; the same figure gives identical files."""
     for path in paths:
         figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
-        figure.set_layout_engine("none")
 
 
 @styled

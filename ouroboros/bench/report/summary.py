@@ -23,7 +23,7 @@ from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sa
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.gather import Measured
 
-COMPARED = (PLAIN, METHOD, "hf_greedy")
+COMPARED = (PLAIN, METHOD)
 """The decoders that others are compared with; metrics take their samples by these names."""
 DIFFERENT = """\
 Speedups compare all completions. Those that differ from greedy's, and the speedup over the equal \
@@ -71,17 +71,10 @@ class Summary:
     def notes(self) -> list[str]:
         """Notes for the reader, one line each: what is missing, what failed."""
         facts, found = self.facts, []
-        if facts.samples < facts.samples_wanted:
-            found.append(f"**Incomplete**: {facts.samples} of {facts.samples_wanted} samples.")
-        elif facts.incomplete:
-            found.append(f"**Incomplete**: the run's status is {facts.status!r}.")
-        if facts.resumed:
-            lost = (
-                "" if facts.pools_restored else "; after each resume the phrase pool starts empty"
-            )
-            if facts.batch_size > 1:
-                lost += "; batches measured after a resume may be smaller"
-            found.append(f"Resumed {facts.resumed} time(s){lost}.")
+        if facts.incomplete:
+            status = f"; the run's status is {facts.status!r}" * (facts.status != "finished")
+            counts = f"{facts.samples} of {facts.samples_wanted} samples"
+            found.append(f"**Incomplete**: {counts}{status}.")
         if not facts.timed:
             predicted = f"; speedups are predicted with {facts.costs}" if facts.costs else ""
             found.append(
@@ -117,11 +110,17 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return each decoder's main metrics, {decoder: {metric: value}}, rounded to four decimals,
-        for a command's JSON document."""
-        names = [metric.name for metric in METRICS.shown_in("headline")]
+        """Return each decoder's main metrics that are available, {decoder: {metric: value}}, with
+        four digits, for a command's JSON document."""
+        shown = METRICS.shown_in("headline")
+        known = {metric.name for metric in shown if self.frame[metric.name].notna().any()}
+        names = [one.name for one in shown if not known & set(one.instead_of.split())]
         return {
-            str(decoder): {name: plain(row[name], digits=4) for name in names}
+            str(decoder): {
+                name: float(f"{value:.4g}") if isinstance(value, float) else value
+                for name in names
+                if (value := plain(row[name])) is not None
+            }
             for decoder, row in self.frame.iterrows()
         }
 
@@ -159,28 +158,36 @@ def summarise(measured: Measured) -> Summary:
         members = {name: [s for s in own if s.group == group] for name, own in good.items()}
         part = measure(members, groups=True)
         groups |= {(group, name): row for name, row in part.items() if members[name]}
-    problems, different = dict[str, list[str]](), list[str]()
+    problems: dict[str, list[str]] = {}
+    different = []
     for name, samples in good.items():
         corpus_scores = run.get("corpus_scores", {}).get(name, {})
         scores = score_intervals(samples, measured.scores) | corpus_scores
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
-        if 0 < (scored := sum(s.key in measured.scores for s in samples)) < len(samples):
-            said = f": only {scored} of {len(samples)} completions have a score"
-            problems.setdefault(said, []).append(name)
-        if scores and (cut := sum(s.finish in ("length", "context") for s in samples)):
-            said = f": {cut} of {len(samples)} scored completions were cut off at the length limit"
-            problems.setdefault(f"{said} (max_new={run['max_new']})", []).append(name)
-        if late := sum(measured.scores.get(s.key, {}).get("timed_out", 0) for s in samples):
-            said = f": {late:.0f} of {len(samples)} programs timed out, so they did not pass"
-            problems.setdefault(said, []).append(name)
+        own, count = (
+            [measured.scores[s.key] for s in samples if s.key in measured.scores],
+            len(samples),
+        )
+        cut = sum(s.finish in ("length", "context") for s in samples)
+        late = sum(scores.get("timed_out", 0) for scores in own)
+        why = costs.why_not(samples) if costs and rows[name]["cost_per_token"] is None else None
+        limit = f"at the length limit (max_new={run['max_new']})"
+        for said, known in (
+            (f"only {len(own)} of {count} completions have a score", 0 < len(own) < count),
+            (f"{cut} of {count} scored completions were cut off {limit}", scores and cut),
+            (f"{late:.0f} of {count} programs timed out, so they did not pass", late),
+            *(
+                (f"{n} failed: {error}", n)
+                for error, n in Counter(s.error for s in failed[name]).items()
+            ),
+            (f"no cost/token and no prediction: {why}", why),
+        ):
+            if known:
+                problems.setdefault(said, []).append(name)
         if "in law" not in verdicts[name] and (differing := rows[name]["unequal"]):
             alone = rows[name]["equal_speedup"]
             ratio = f", {alone.text(unit='x')}" if alone else ""
-            different.append(f"{name} {differing} of {len(samples)}{ratio}")
-        for error, count in sorted(Counter(str(sample.error) for sample in failed[name]).items()):
-            problems.setdefault(f": {count} failed: {error}", []).append(name)
-        if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
-            problems.setdefault(f": no cost/token and no prediction: {why}", []).append(name)
+            different.append(f"{name} {differing} of {count}{ratio}")
     frame = _frame(rows).rename_axis("decoder")
     for metric in METRICS.shown_in("default"):  # sort by the first available metric
         if metric.better and frame[metric.name].notna().any():
@@ -193,7 +200,7 @@ def summarise(measured: Measured) -> Summary:
     )
     if groups:
         by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
-    found = [", ".join(names) + said for said, names in problems.items()]
+    found = [f"{', '.join(names)}: {said}" for said, names in problems.items()]
     found += [f"{DIFFERENT}: {'; '.join(different)}."] * bool(different)
     return Summary(measured, frame, by_group, verdicts, found)
 
@@ -228,11 +235,10 @@ def _frame(rows: Mapping) -> pd.DataFrame:
     return frame.astype({name: float for name in numbers if frame[name].isna().any()})
 
 
-def plain(value: Any, digits: int | None = None) -> object:
-    """Return a frame's cell as a plain JSON value, floats rounded to `digits`."""
+def plain(value: Any) -> object:
+    """Return a frame's cell as a plain JSON value."""
     if isinstance(value, Mapping | list | str):
         return value
     if value is None or pd.isna(value):
         return None
-    value = value.item() if hasattr(value, "item") else value
-    return round(value, digits) if digits and isinstance(value, float) else value
+    return value.item() if hasattr(value, "item") else value

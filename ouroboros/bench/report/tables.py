@@ -7,19 +7,23 @@ any value are left out.
 
 from __future__ import annotations
 
+import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 from rich import box
+from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from ouroboros.audit.report import in_cell
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric
-from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN
+from ouroboros.bench.metrics.sample import METHOD, PLAIN
 from ouroboros.bench.report.summary import Summary, interval_of
 
 CAPTIONS = {
@@ -34,14 +38,19 @@ CAPTIONS = {
 NOTES = """\
 [low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
 yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate by prompt or batch."""
+LATEX_COLUMNS, LATEX_CAPTION = 7, 200
+"""The most columns of a LaTeX table, and the most characters of its caption."""
+BOLD = "textbf:--rwrap;"
 
 
 class Table(NamedTuple):
-    """A table's cells, its caption and `name`, the stem of its file names."""
+    """A table's cells, its caption and `name`, the stem of its file names. `better` has the columns
+    of values, and whether "higher" or "lower" values are better ("": neither)."""
 
     name: str
     caption: str
     frame: pd.DataFrame
+    better: Mapping[str, str] = {}
 
 
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
@@ -71,7 +80,7 @@ def columns(summary: Summary, table: str) -> list[Metric]:
     return shown
 
 
-def run_table(summary: Summary, table: str) -> pd.DataFrame:
+def run_table(summary: Summary, table: str) -> Table:
     """Return a run's table (a key of `CAPTIONS`), a row per decoder; empty without any value."""
     shown, rows = columns(summary, table), []
     for decoder, row in summary.frame.iterrows():
@@ -82,16 +91,16 @@ def run_table(summary: Summary, table: str) -> pd.DataFrame:
             lead = interval_of(row, shown[0].name)
             cells["Ouroboros is"] = lead.significance if lead else "-"
         rows.append({"decoder": str(decoder), **cells})
-    return pd.DataFrame(rows)
+    caption = CAPTIONS[table]
+    if table == "counts" and summary.facts.costs:
+        caption += f" (cost/token by {summary.facts.costs})"
+    better = {metric.heading: metric.better for metric in shown}
+    return Table(table, caption, pd.DataFrame(rows), better)
 
 
 def run_tables(summary: Summary) -> list[Table]:
     """Return a run's non-empty tables."""
-    found = [Table(name, text, run_table(summary, name)) for name, text in CAPTIONS.items()]
-    if summary.facts.costs:
-        costs = f"{CAPTIONS['counts']} (cost/token by {summary.facts.costs})"
-        found = [one._replace(caption=costs) if one.name == "counts" else one for one in found]
-    found += group_table(summary)
+    found = [run_table(summary, name) for name in CAPTIONS]
     sources = [
         {
             "decoder": decoder,
@@ -105,24 +114,24 @@ def run_tables(summary: Summary) -> list[Table]:
         for source, own in trees["sources"].items()
         for count in [own["parent_accepted"]]
     ]
+    found += group_tables(summary)
     found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
     found.append(published_table(summary))
     return [one for one in found if one.frame.shape[1] > 1]
 
 
-def group_table(summary: Summary) -> list[Table]:
+def group_tables(summary: Summary) -> list[Table]:
     """Return a list of one table: speedups, with a row per group of prompts and a column per
     decoder. The list is empty without groups or speedups."""
-    shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
-    known = [metric for metric in shown if _known(summary.groups, metric.name)]
-    if not known:
-        return []
-    groups = summary.groups.groupby(level="group", sort=False)
-    parts = {str(group): part.droplevel("group") for group, part in groups}
-    prompts = f"{known[0].name}.prompts"
-    rows = [{"group": name, "prompts": f"{p[prompts].max():.0f}"} for name, p in parts.items()]
-    caption = f"{known[0].heading} by group of prompts"
-    return [Table("groups", caption, _across(known[0], rows, parts.values()))]
+    shown = [m for m in METRICS.shown_in("groups") if m.name in summary.groups]
+    for metric in [metric for metric in shown if _known(summary.groups, metric.name)][:1]:
+        groups = summary.groups.groupby(level="group", sort=False)
+        parts = {str(group): part.droplevel("group") for group, part in groups}
+        counts = [f"{part[f'{metric.name}.prompts'].max():.0f}" for part in parts.values()]
+        lead = {"group": list(parts), "prompts": counts}
+        caption = f"{metric.heading} by group of prompts"
+        return [_across("groups", caption, metric, lead, parts.values())]
+    return []
 
 
 def published_table(summary: Summary) -> Table:
@@ -144,9 +153,8 @@ def published_table(summary: Summary) -> Table:
         rows.append({"decoder": name, **cells})
     nature = "" if facts.nature == "model" else f" (a {facts.nature})"
     caption = (
-        f"Published: {published.get('source', 'source not given')}, on "
-        f"{published.get('hardware', 'hardware not given')}. Measured{nature}: on {facts.device}. "
-        "Speedups are over greedy."
+        f"Published ({published.get('source')}, on {published.get('hardware')}) and measured"
+        f"{nature} on {facts.device}; speedups are over greedy"
     )
     return Table("published", caption, pd.DataFrame(rows))
 
@@ -162,17 +170,14 @@ def comparisons(
     # Costs measured in a timed run itself give a fit, not a prediction.
     facts = [one.facts for one in summaries if one.facts.costs]
     costs = [f.costs + " (a fit)" * (f.timed and "with the run" in f.costs) for f in facts]
-    rows = [
-        {key: str(values[index]) for key, values in lead.items()}
-        | {"prompts": f"{one.facts.prompts}{' (incomplete)' * one.facts.incomplete}"}
-        for index, one in enumerate(summaries)
-    ]
+    counts = [f"{s.facts.prompts}{' (incomplete)' * s.facts.incomplete}" for s in summaries]
     frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
         if any(_known(frame, metric.name) for frame in frames):
             by = f" By {', '.join(dict.fromkeys(costs))}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
-            found.append(Table(prefix + metric.name, caption, _across(metric, rows, frames)))
+            own = {**lead, "prompts": counts}
+            found.append(_across(prefix + metric.name, caption, metric, own, frames))
     return found
 
 
@@ -180,25 +185,28 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
     """Return the tables that commands print: one with at most seven columns (and the task's score),
     and one with speedups by group of prompts, if there are groups.
 
-    If a line is longer than `width`, intervals go below their values; if that is not enough,
-    accepted/step and TTFT are left out. The table by group has values alone, and no columns for the
-    slowest decoders if a line would be too long.
+    If lines are longer than `width`, intervals go below their values. If that is not enough, the
+    default table leaves out accepted/step, then TTFT; the table by group has values alone, and
+    leaves out the slowest decoders.
     """
-
-    def fits(frame: pd.DataFrame) -> bool:
-        texts = ["\n".join([str(name), *frame[name]]) for name in frame]
-        return sum(max(map(len, text.split("\n"))) + 2 for text in texts) - 2 <= width
-
-    frame = run_table(summary, "default")
-    choices = [frame, frame.replace(r" (\[|\(n =)", r"\n\1", regex=True)]
-    for name in ("accepted_per_step", "ttft_ms"):
-        choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
-    found = [terminal_table(next(filter(fits, choices), choices[-1]))]
-    for table in group_table(summary):
+    frame = run_table(summary, "default").frame
+    optional = [METRICS[name].heading for name in ("accepted_per_step", "ttft_ms")]
+    found = [_fitting(frame, [name for name in optional if name in frame], width)]
+    for table in group_tables(summary):
         frame = table.frame.replace(r" (\[|\(n =).*", "", regex=True)
-        fewer = (frame.iloc[:, :count] for count in range(frame.shape[1], 2, -1))
-        found.append(terminal_table(next(filter(fits, fewer), frame.iloc[:, :3])))
+        found.append(_fitting(frame, list(frame)[:2:-1], width))
     return found
+
+
+def _fitting(frame: pd.DataFrame, optional: Sequence[str], width: int) -> TerminalTable:
+    """Return a frame as a table for the terminal: whole, or with intervals below their values, or
+    also without the first of the `optional` columns, until its lines fit into `width`."""
+    broken = frame.replace(r" (\[|\(n =)", r"\n\1", regex=True)
+    fewer = (broken.drop(columns=list(optional[:count])) for count in range(len(optional) + 1))
+    for table in map(terminal_table, (frame, *fewer)):
+        if Console(width=1000).measure(table).maximum <= width:
+            break
+    return table
 
 
 def terminal_table(shown: pd.DataFrame) -> TerminalTable:
@@ -216,12 +224,7 @@ def terminal_table(shown: pd.DataFrame) -> TerminalTable:
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:
     """Return {heading: definition} of all metrics that the runs' tables show."""
     shown = (metric for one in summaries for table in CAPTIONS for metric in columns(one, table))
-    found = {metric.heading: metric.definition for metric in shown}
-    costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
-    cost = costs.pop() if len(costs) == 1 else "the pair's own"
-    if "calls/token" in found:
-        found["calls/token"] = found["calls/token"].replace("draft cost", f"draft cost ({cost})")
-    return found
+    return {metric.heading: metric.definition for metric in shown}
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
@@ -232,24 +235,57 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
-def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write a frame to `stem`.csv and `stem`.tex. The latter needs \\usepackage{booktabs}; its
-    label is tab:<name of the file>."""
-    csv, tex = (stem.with_name(f"{stem.name}.{kind}") for kind in ("csv", "tex"))  # "0.5" stays
-    frame.to_csv(csv, index=False)
-    caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
-    options: Any = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
-    label = f"tab:{stem.name}"
-    frame.to_latex(tex, caption=caption, label=label, **options)
+def write_latex(table: Table, path: Path, *, about: str) -> None:
+    """Write a table as LaTeX (with \\usepackage{booktabs}), the best value of each column in bold.
+
+    A table of more than `LATEX_COLUMNS` columns becomes several, each with the columns that
+    identify its rows. The caption is the table's (up to a colon) and `about`, cut at
+    `LATEX_CAPTION` characters; the label is tab:<file name>, with -2, -3 for further tables.
+    """
+    keys = [name for name in table.frame if name not in table.better] if table.better else []
+    values = [name for name in table.frame if name not in keys]
+    parts = math.ceil(len(values) / max(1, LATEX_COLUMNS - len(keys)))
+    caption = textwrap.shorten(
+        f"{table.caption.partition(': ')[0]}. {about}", LATEX_CAPTION, placeholder=" ..."
+    )
+    found = []
+    for number, names in enumerate(np.array_split(values, parts), 1):
+        frame = table.frame[[*keys, *names]]
+        shown = frame.style.format(escape="latex").format_index(escape="latex", axis=1)
+        for name in names:
+            shown = shown.apply(bold_best, better=table.better.get(name, ""), subset=[name])
+        text = shown.hide(axis="index").to_latex(
+            hrules=True,
+            caption=re.sub(r"([&%$#_{}])", r"\\\1", caption),
+            label=f"tab:{path.stem}" + f"-{number}" * (number > 1),
+            column_format="l" + "r" * (frame.shape[1] - 1),
+            position_float="centering",
+        )
+        found.append(text)
+    path.write_text("\n".join(found), encoding="utf-8")
+
+
+def bold_best(cells: pd.Series, better: str) -> np.ndarray:
+    """Return a style per cell of a column: bold for its best number, unless all are equal or
+    neither "higher" nor "lower" is `better`."""
+    shown = pd.to_numeric(cells.str.extract(r"^(-?[\d.]+)")[0], errors="coerce")
+    best = shown == (shown.min() if better == "lower" else shown.max())
+    return np.where(best & bool(better) & (shown.nunique() > 1), BOLD, "")
 
 
 def _across(
-    metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
-) -> pd.DataFrame:
-    """Return a table of one metric, with a row per frame and a column per decoder; `rows` has the
-    first cells of each row, {heading: value}."""
-    cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
-    return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
+    name: str,
+    caption: str,
+    metric: Metric,
+    lead: Mapping[str, Sequence],
+    frames: Iterable[pd.DataFrame],
+) -> Table:
+    """Return a table of one metric, with a row per frame and a column per decoder, after the
+    columns `lead`, {heading: [a value per frame]}."""
+    cells = [{str(n): cell(metric, row) for n, row in frame.iterrows()} for frame in frames]
+    values = pd.DataFrame(cells).fillna("-")
+    frame = pd.concat([pd.DataFrame(lead).astype(str), values], axis=1)
+    return Table(name, caption, frame, dict.fromkeys(values, metric.better))
 
 
 def _known(frame: pd.DataFrame, name: str) -> bool:

@@ -45,7 +45,8 @@ GREEDY = [sample("a", "greedy", [step(0, 0)] * 3)]
         ("host_share", 0.4 / 2.9),
         ("acceptance_rate_per_position", [2 / 3, 1 / 3, 1 / 2, 1 / 2]),
         ("accepted_per_position", [2 / 4, 1 / 4, 1 / 4, 1 / 4]),
-        ("tries_per_position", [3, 3, 2, 2]),
+        ("conditional_per_position", [2 / 3, 1 / 2, 1, 1]),
+        ("reached_per_position", [3, 2, 1, 1]),
         ("tokens_by_source", {"draft": 5, "target": 4}),
         ("new_tokens", 9),
         ("target_forwards_per_token", None),
@@ -206,7 +207,7 @@ def test_a_new_metric_is_one_entry():
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_an_entry_is_complete(metric):
-    known = {"samples", "steps", "failed", "greedy", "ouroboros", "hf_greedy"}
+    known = {"samples", "steps", "failed", "greedy", "ouroboros"}
     tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
     assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
     assert metric.definition.endswith(".") and metric.pooled

@@ -60,7 +60,7 @@ def test_sizes_sources_and_calibration_against_sums_by_hand():
     small = ProposedTree(TokenTree((5, 6), (-1, 0)), (0,), 7)
     found = tree_metrics([STEP, small, alone])
     assert found == {**tree_metrics([STEP, small])}, "steps without a draft have no tree"
-    assert (found["nodes"], found["depth"], found["leaves"]) == (3.0, 1.5, 2.0)
+    assert (found["nodes"], found["depth"]) == (3.0, 1.5)
     assert found["sources"]["draft"] == {
         **{"proposed": 3, "parent_accepted": 3, "accepted": 2},
         "estimated": pytest.approx((0.5 + 0.75 + 0.1) / 3),

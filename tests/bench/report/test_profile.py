@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 from measured import measured, sample
 
-from ouroboros.bench.report.plots import step_time, verify_cost
+from ouroboros.bench.report.plots import step_time
 from ouroboros.bench.report.profile import Profile, call_frame, step_means
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
@@ -59,13 +60,15 @@ def test_a_call_is_compared_with_its_floor():
     assert call_frame(Costs(COSTS.target))["floor_ms"].isna().all()
 
 
-def test_tables_and_plots(samples):
+def test_tables_and_plots(samples, tmp_path):
     facts = measured(samples).facts
-    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples))
+    folder = ResultsFolder(tmp_path)
+    found = Profile(folder, facts, 0.001, call_frame(COSTS), step_means(samples))
     assert list(found.tables()["floor"]["floor share"]) == ["60%"]
     assert list(found.tables()["steps"]["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.tables()["steps"]["host ms"].tolist() == ["2.00", "-", "-"]
-    text = found.markdown()
-    assert "12.0 ± 0.5" in text
     assert found.to_dict()["steps"][1]["draft_ms"] is None
-    assert verify_cost(found.calls).axes and step_time(found.steps).axes
+    found.save()
+    assert "Copy bandwidth: 0.0 GB/s" in (tmp_path / "profile.md").read_text()
+    for name in ("verify_cost.png", "step_time.png"):
+        assert (tmp_path / name).stat().st_size > 5000

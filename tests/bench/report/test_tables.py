@@ -14,6 +14,7 @@ from ouroboros.audit.report import Row, audit_markdown
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import (
+    Table,
     as_text,
     cell,
     comparisons,
@@ -21,7 +22,7 @@ from ouroboros.bench.report.tables import (
     run_table,
     run_tables,
     terminal_tables,
-    write_table,
+    write_latex,
 )
 from ouroboros.costs import CostModel
 
@@ -35,7 +36,7 @@ def test_a_cell_has_unit_interval_and_digits():
     assert cell(METRICS["cost_per_token"], row) == "-"
     assert cell(METRICS["latency_speedup"], one.frame.loc["greedy"]) == "1.00x"
     frame = one.frame.assign(verdict=["reference", "identical", "1 tie of 2", None])
-    table = run_table(replace(one, frame=frame), "default")
+    table = run_table(replace(one, frame=frame), "default").frame
     assert list(table)[:4] == ["decoder", "tokens/s", "speedup", "Ouroboros' lead"]
     assert list(table)[4:] == ["TTFT (ms)", "accepted/step", "verdict"]
     assert list(table["decoder"]) == ["greedy", "ouroboros", "other", "hf_greedy"]
@@ -43,10 +44,10 @@ def test_a_cell_has_unit_interval_and_digits():
 
 
 def test_a_run_without_times_shows_predictions_or_calls_instead():
-    predicted = run_table(summarise(three_decoders(TOY, timing=False)), "default")
+    predicted = run_table(summarise(three_decoders(TOY, timing=False)), "default").frame
     assert "predicted speedup" in predicted and "Ouroboros' predicted lead" in predicted
     assert "tokens/s" not in predicted and "Ouroboros' calls lead" not in predicted
-    counted = run_table(summarise(three_decoders(timing=False)), "default")
+    counted = run_table(summarise(three_decoders(timing=False)), "default").frame
     assert list(counted)[1:] == ["Ouroboros' calls lead", "accepted/step", "calls/token"]
 
 
@@ -62,7 +63,7 @@ def test_the_terminal_shows_what_fits_and_truncates_nothing(width, left_out):
     console.print(shown)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width and "…" not in text
-    table = run_table(one, "default")
+    table = run_table(one, "default").frame
     lost = [name for name in table if name not in text]
     assert lost == ["TTFT (ms)", "accepted/step"][2 - left_out :]
     for value in table.drop(columns=lost).to_numpy().ravel():
@@ -71,7 +72,7 @@ def test_the_terminal_shows_what_fits_and_truncates_nothing(width, left_out):
 
 def test_every_table_of_a_run_and_its_legend():
     one = summarise(three_decoders(TOY))
-    found = {name: frame for name, _, frame in run_tables(one)}
+    found = {table.name: table.frame for table in run_tables(one)}
     assert list(found) == ["default", "speed", "lead", "time", "counts"]
     lead = found["lead"].set_index("decoder")
     assert list(lead.index) == ["greedy", "other", "hf_greedy"]
@@ -82,19 +83,9 @@ def test_every_table_of_a_run_and_its_legend():
     assert shown - set(legend([one])) == {"decoder", "Ouroboros is"}
 
 
-def test_the_legend_tells_the_draft_cost():
-    def words(*costs):
-        runs = [three_decoders(model={**RUN["model"], "draft_cost": c}) for c in costs]
-        return legend([summarise(one) for one in runs])["calls/token"]
-
-    assert "draft cost (0.5) x draft calls" in words(0.5)
-    assert "draft cost (0.176) x draft calls" in words(None)
-    assert "draft cost (the pair's own) x draft calls" in words(0.5, None)
-
-
 def test_trees_and_their_sources(tmp_path):
     one = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
-    found = {name: frame for name, _, frame in run_tables(summarise(one))}
+    found = {table.name: table.frame for table in run_tables(summarise(one))}
     row = found["trees"].set_index("decoder").loc["fast"]
     assert row["nodes"] == "4.0"
     assert (row["estimated"], row["accepted"]) == ("45 %", "25 %")
@@ -107,13 +98,13 @@ def test_published_numbers_stand_beside_the_measured_ones():
     published = {"source": "arXiv 2402.13720", "hardware": "A100"}
     published["tokens_per_s"] = {"greedy": 15.6, "fast": 62.4, "absent": 31.2}
     summary = summarise(measured(published=published))
-    (caption, frame) = {n: (c, f) for n, c, f in run_tables(summary)}["published"]
+    _, caption, frame, _ = run_tables(summary)[-1]
     rows = frame.set_index("decoder")
     assert rows.loc["fast", "published speedup"] == "4.00x"
     assert rows.loc["fast", "measured speedup"].startswith("2.50x")
     assert rows.loc["fast", "speedup / published"] == "0.62"
     assert rows.loc["absent", "measured speedup"] == rows.loc["hf_greedy", "published speedup"]
-    assert "on A100. Measured (a stand-in): on Toy CPU" in caption
+    assert "(arXiv 2402.13720, on A100) and measured (a stand-in) on Toy CPU" in caption
 
 
 def test_runs_are_compared_decoders_across():
@@ -123,7 +114,7 @@ def test_runs_are_compared_decoders_across():
         *("output_throughput", "latency_speedup", "latency_speedup_macro", "worst_speedup"),
         "calls_per_token",
     ]
-    caption, frame = found["latency_speedup"]
+    caption, frame, _ = found["latency_speedup"]
     assert caption.startswith("speedup: Greedy's seconds per token")
     assert list(frame) == ["gamma", "prompts", "greedy", "fast", "hf_greedy"]
     assert list(frame["fast"]) == ["2.50x (n = 2)"] * 2
@@ -147,18 +138,35 @@ def priced(name: str) -> Summary:
 )
 def test_costs_measured_in_the_run_are_called_a_fit(names, words):
     runs = [priced(name) for name in names]
-    captions = {name: caption for name, caption, _ in comparisons({"run": ["x", "y"]}, runs)}
+    captions = {name: caption for name, caption, *_ in comparisons({"run": ["x", "y"]}, runs)}
     assert captions["predicted_speedup"].endswith(words)
 
 
-def test_latex_is_escaped(tmp_path):
-    one = summarise(measured(decoders=["greedy", "fast", "x_y"]))
-    tables = {name: frame for name, _, frame in comparisons({"100 % & more": ["a_b"]}, [one])}
-    write_table(tables["latency_speedup"], tmp_path / "main", caption="50 % of a_b")
+def test_latex_is_escaped_and_the_best_value_of_a_column_bold(tmp_path):
+    cells = {"100 % & more": ["a_b", "c", "d"], "up": ["2.50x [1.00, 3.00]", "10.0x", "-"]}
+    frame = pd.DataFrame(cells | {"down": ["2 %", "2 %", "3 %"], "same": ["1.0"] * 3})
+    better = {"up": "higher", "down": "lower", "same": "higher"}
+    table = Table("main", "50 % of a_b: " + "long " * 90, frame, better)
+    write_latex(table, tmp_path / "main.tex", about="x " * 200)
     text = (tmp_path / "main.tex").read_text()
-    assert r"\label{tab:main}" in text and r"\toprule" in text
-    assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
-    assert r"50 \% of a\_b" in text and not re.search(r"(?<!\\)[%_]", text)
+    assert (
+        r"\label{tab:main}" in text and r"\toprule" in text and not re.search(r"(?<!\\)[%_]", text)
+    )
+    assert r"100 \% \& more" in text and r"a\_b & 2.50x [1.00, 3.00] & \textbf{2 \%} & 1.0" in text
+    assert re.findall(r"textbf\{(.*?)\}", text) == [r"2 \%", "10.0x", r"2 \%"]
+    (caption,) = re.findall(r"\\caption\{(.*)\}", text)
+    assert caption.startswith(r"50 \% of a\_b. x x") and len(caption) <= 205
+
+
+def test_wide_tables_become_several_of_seven_columns_with_labels_of_their_own(tmp_path):
+    for table in run_tables(summarise(three_decoders(TOY))):
+        write_latex(table, tmp_path / f"{table.name}.tex", about="toy")
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    rows = [line for text in texts for line in text.splitlines() if " & " in line]
+    assert max(line.count(" & ") for line in rows) <= 6
+    labels = [label for text in texts for label in re.findall(r"label\{(.*?)\}", text)]
+    assert {"tab:speed", "tab:speed-2"} <= {*labels} and len(labels) == len({*labels})
+    assert all("decoder" in line for line in rows if "speedup" in line)
 
 
 def test_a_bar_in_a_name_starts_no_cell():

@@ -5,9 +5,6 @@ import contextlib
 import gzip
 import lzma
 import os
-import socket
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -123,23 +120,6 @@ def test_sandbox_ends_endless_loops(monkeypatch):
     assert time.monotonic() - started < 25
 
 
-@pytest.mark.parametrize(
-    "limit", ["RLIMIT_FSIZE, 1 << 20", "RLIMIT_CPU, 60", "RLIMIT_NPROC, 500", "RLIMIT_AS, 2 << 30"]
-)
-def test_programs_run_under_lower_limits_of_the_user(limit):
-    code = f"""
-import resource
-from ouroboros.bench.tasks.sandbox import TRIAL, check_sandbox, verdict
-name, most = resource.{limit}
-resource.setrlimit(name, (most, most))
-check_sandbox(20.0, 1024)
-check_sandbox(20.0, 2049)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "task.memory_mib=2049 is above the hard limit of 2048 MiB here (ulimit -Hv): give less"
-    assert said in ran.stderr if "RLIMIT_AS" in limit else ran.returncode == 0, ran.stderr
-
-
 WALLS = [
     "process",
     pytest.param("bubblewrap", marks=pytest.mark.skipif(kind() == "process", reason="no bwrap")),
@@ -183,55 +163,25 @@ def _running(named: str) -> bool:
 INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
 
 
-def _ran(code: str, known: str = ""):
-    """A program of its own, at the top level, in the sandbox."""
-    test = "def check(_):\n    pass"
-    problem = {"task_id": "x", "prompt": known, "test": test, "entry_point": "None"}
-    return verdict(problem, code, timeout_s=30.0)
-
-
-@INSIDE
-@pytest.mark.parametrize("walls", ["process", "bubblewrap"])
-def test_bubblewrap_has_no_way_to_the_network(walls, monkeypatch):
-    """A program that reaches a server of this machine without walls does not with them."""
-    monkeypatch.setattr(sandbox, "kind", lambda: walls)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hidden, socket.socket() as server:
-        hidden.bind(name := f"\0ouroboros-{os.getpid()}")
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        hidden.settimeout(0.5)
-        known = f"import socket\nPORT, NAME = {server.getsockname()[1]}, {name!r}\n"
-        tcp = _ran("socket.create_connection(('127.0.0.1', PORT), timeout=2)", known)
-        _ran("socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'here', NAME)", known)
-        assert (tcp == "passed") == (walls == "process")
-        if walls == "process":
-            assert hidden.recv(9) == b"here"
-        else:
-            with pytest.raises(TimeoutError):
-                hidden.recv(9)
-
-
-@INSIDE
-@pytest.mark.parametrize("folder", ["/var/tmp", str(Path.home())])
-def test_bubblewrap_keeps_the_system_as_it_is(folder):
-    place = Path(folder) / f"ouroboros-was-here-{os.getpid()}"
-    verdict = _ran(f"open({str(place)!r}, 'w')")
-    assert "Read-only file system" in verdict and not place.exists()
-
-
 SEEN = {
     "no network card": "import socket\nassert [n for _, n in socket.if_nameindex()] == ['lo']",
     "no other process": "import os\nassert sum(n.isdigit() for n in os.listdir('/proc')) < 4",
+    "a read-only system": "import errno, pathlib\n"
+    "try:\n    pathlib.Path('/var/tmp/ouroboros-was-here').touch()\n"
+    "except OSError as error:\n    assert error.errno == errno.EROFS\n"
+    "else:\n    raise AssertionError",
     "few processes": "rows = [row.split() for row in open('/proc/self/limits')]\n"
     "assert int(next(row[2] for row in rows if row[:2] == ['Max', 'processes'])) < 100000",
 }
 
 
 @pytest.mark.parametrize(
-    "what", [*(pytest.param(name, marks=INSIDE) for name in [*SEEN][:2]), "few processes"]
+    "what", [*(pytest.param(name, marks=INSIDE) for name in [*SEEN][:3]), "few processes"]
 )
 def test_a_program_sees_its_limits(what):
-    assert _ran(SEEN[what]) == "passed"
+    problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
+    found = verdict({**problem, "entry_point": "None"}, SEEN[what], timeout_s=30.0)
+    assert found == "passed"
 
 
 def test_prompts_from_jsonl_and_from_text(tmp_path):
