@@ -83,13 +83,13 @@ warm_start() {
 
 # Regret of the configured settings, for the costs of each machine. 2 hours.
 tuning() {
-  tune with_draft "speculative suffix_hybrid hf_assisted ouroboros"
-  tune without "prompt_lookup prompt_lookup_adaptive suffix_decoding racer token_recycling lookahead"
+  tune with_draft speculative,suffix_hybrid,hf_assisted,ouroboros
+  tune without prompt_lookup,prompt_lookup_adaptive,suffix_decoding,racer,token_recycling,lookahead
 }
 tune() {
   begin tuning/$1
-  step tuning/$1 tuning.json "$PYTHON" -m ouroboros tune --decoders $2 --limit 4 --first 2 \
-    --max-new 48 --trials 12 --temperatures 0 0.8 --overrides threads=1 --results $RESULTS/tuning/$1
+  step tuning/$1 tuning.json "$PYTHON" -m ouroboros tune "decoder=[$2]" limit=4 first=2 \
+    max_new=48 trials=12 "temperatures=[0,0.8]" threads=1 results_dir=$RESULTS/tuning/$1
 }
 
 # int8 weights of the draft, the target and both: counts of the small pair. 8 runs of 1 minute.
@@ -140,7 +140,7 @@ batch() {
   for kind in refilled static; do
     [ -n "${DRY:-}" ] || rm -f $RESULTS/batch/$kind.png # of older results, perhaps
     step batch $kind.png bash -c "$PYTHON -m ouroboros report $RESULTS/batch/$kind \
-      --out $RESULTS/local/batch_$kind &&
+      out=$RESULTS/local/batch_$kind &&
       cp $RESULTS/local/batch_$kind/plots/comparison-batches.png $RESULTS/batch/$kind.png"
   done
 }

@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_before_its_report_gets_one(run, tmp_path):
     run()
     (tmp_path / "results" / "one" / "summary.md").unlink()
     code, asked, _ = run()
-    assert (code, asked) == (0, ["--remake results/one"])
+    assert (code, asked) == (0, ["results/one remake=true"])
 
 
 def test_a_run_that_was_killed_in_its_audit_gets_one(run, tmp_path):
@@ -146,7 +146,7 @@ def test_every_scripts_commands_are_accepted(script):
         refused = ("experiment=", "rehearsal=") if words[0] == "profile" else ()
         assert not any(word.startswith(refused) for word in words)
         options = [word for word in words[1:] if word != "hydra.mode=RUN"]
-        PairSpec.from_mapping(composed(*options, name=CONFIGS[words[0]])["model"])
+        PairSpec(**composed(*options, name=CONFIGS[words[0]])["model"])
 
 
 @pytest.mark.parametrize("found", ["model.engine=tuned draft_weights=int8\n", "\n"])

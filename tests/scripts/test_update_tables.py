@@ -16,13 +16,13 @@ PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder with a page and the results of a run that was made by the present sources."""
+    """A folder with a page and the results of a run that was made by the present code."""
     folder = tmp_path / "results" / "main"
     folder.mkdir(parents=True)
     old = ROOT / "results" / "main_matched"
     run = json.loads((old / "run.json").read_text())
-    run["provenance"] |= {"sources": update_tables.sources_hash()}
     run["provenance"]["git"]["dirty"] = False
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: False)
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "summary.json").write_text((old / "summary.json").read_text())
     (tmp_path / "README.md").write_text(PAGE)
@@ -93,26 +93,32 @@ def test_stale_folders_are_a_warning_one_line_for_each_reason(root, main, monkey
         (twice / name).write_text((root / "results" / "main" / name).read_text())
     (root / "README.md").write_text(PAGE + PAGE.replace("results/main", "results/twice"))
     main()
-    monkeypatch.setattr(update_tables, "sources_hash", lambda: "another")
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: True)
     code, error = main("--check")
     assert code == 0 and error.count("\n") == 1
-    assert error.startswith("warning: README.md: results/main, results/twice: made by sources that")
+    assert error.startswith(
+        "warning: README.md: results/main, results/twice: made by code that has"
+    )
 
 
-def test_a_folder_that_does_not_say_its_sources_is_stale(root):
+def test_an_unknown_commit_is_other_code():
+    assert update_tables.changed_since("0" * 40)
+
+
+def test_a_folder_that_does_not_say_its_commit_is_stale(root):
     run = json.loads((root / "results" / "main" / "run.json").read_text())
-    del run["provenance"]["sources"]
+    del run["provenance"]["git"]
     (root / "results" / "main" / "run.json").write_text(json.dumps(run))
     assert "does not say" in (update_tables.stale(root / "results" / "main") or "")
 
 
-def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monkeypatch, main):
+def test_results_of_other_code_are_moved_before_new_ones_are_made(root, monkeypatch, main):
     folder = Path("results", "main")
     main("--begin", str(folder))
-    assert (folder / "run.json").exists(), "of the present sources: kept"
-    for count in range(2):
-        monkeypatch.setattr(update_tables, "sources_hash", lambda count=count: f"other {count}")
-        assert "results of other sources are now in" in main("--begin", str(folder))[1]
+    assert (folder / "run.json").exists(), "of the present code: kept"
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: True)
+    for _ in range(2):
+        assert "results of other code are now in" in main("--begin", str(folder))[1]
         assert [path.name for path in folder.iterdir()] == ["provenance.json"]
     moved = root / "results" / "local" / "before"
     assert (moved / "results-main" / "run.json").exists() and (moved / "results-main-1").exists()
