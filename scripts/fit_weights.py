@@ -27,7 +27,6 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from ouroboros.bench.metrics.trees import calibration
-from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -176,7 +175,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")
     options = parser.parse_args(words)
-    config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *options.overrides]))
+    config = composed(["decoder=[ouroboros]", *options.overrides])
     torch.set_num_threads(config.threads or torch.get_num_threads())
     target, draft = load_pair(config.model, with_draft=True).models
     template = "chat" if target.tokenizer.chat_template else "plain"

@@ -23,7 +23,7 @@ measure() {
   # shellcheck disable=SC2086
   if [ -z "${DRY:-}" ] && grep -qs '"status": "finished"' "$folder/run.json"; then
     if [ "$1" = bench ] && [ ! -e "$folder/summary.md" ]; then # killed before its report
-      run "$folder" summary.md "$PYTHON" -m ouroboros report --remake "$folder"
+      run "$folder" summary.md "$PYTHON" -m ouroboros report "$folder" remake=true
     elif [[ " $* " = *" audit=all "* ]] && [ ! -e "$folder/audit.jsonl" ]; then # killed in its audit
       run "$folder" audit.jsonl "$PYTHON" -m ouroboros audit "$folder"
     else

@@ -7,6 +7,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
+
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 

@@ -1,14 +1,13 @@
-"""Check that a run is lossless: `ouroboros audit`; `ouroboros.cli.main` lists the options."""
+"""Check that a run is lossless: `ouroboros audit`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
 from tqdm import tqdm
 
 from ouroboros.audit.files import audit_files
@@ -17,24 +16,23 @@ from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.audit import audit_run, load_audit
-from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import rebuild, score, short_path
-from ouroboros.cli.common import composed
+from ouroboros.cli.common import check_syntax, composed, parsed
 from ouroboros.vocab import eos_ids
 
 
-def audit(options: argparse.Namespace) -> tuple[int, dict]:
-    """Audit a run, or files of completions; write audit.jsonl and audit.md; print the verdicts.
+def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
+    """Audit a run (`words`: its folder), or files of completions; write audit.jsonl and audit.md;
+    print the verdicts. `overrides` are those of the run's config, or of the models for files.
 
     Returns the exit code (1: a BUG, 2: a completion that could not be judged) and the document.
     """
-    first = Path(options.folder)
-    overrides = [one for one in options.overrides if "=" in one]
-    files = [first, *(Path(one) for one in options.overrides if "=" not in one)]
+    first, *others = files = list(map(Path, words))
+    check_syntax("audit", overrides)
     if first.is_file():
-        config = RunConfig.from_mapping(composed(["decoder=[greedy]", *overrides]))
+        config = composed(["decoder=[greedy]", *overrides])
         target = load_pair(config.model, with_draft=False).target
         with tqdm(desc="audit", unit="prompt") as bar:
             rows = audit_files(target, files, eos=eos_ids(target), on_row=bar.update)
@@ -45,12 +43,10 @@ def audit(options: argparse.Namespace) -> tuple[int, dict]:
         folder.write_text("audit.jsonl", lines)
         title = f"{', '.join(names)} by {config.model.target} in {str(target.dtype)[6:]}"
     else:
-        if files[1:]:
-            raise ValueError(f"{files[1]}: give NAME=VALUE")
+        if others:
+            raise ValueError(f"{others[0]}: audit one results folder at a time")
         folder, reference = ResultsFolder(first), PLAIN
-        parts = (one.partition("=") for one in overrides)
-        values = {name: yaml.safe_load(value) for name, _, value in parts}
-        bench = rebuild(folder, values)
+        bench = rebuild(folder, parsed(overrides))
         if PLAIN not in bench.decoders:
             reason = f"the run has no decoder {PLAIN!r} to compare with"
             raise ValueError(f"{reason}: add it to decoder=[]")

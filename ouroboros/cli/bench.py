@@ -1,13 +1,13 @@
 """Run decoders over a task on one pair of models, and compare them: `ouroboros bench`.
 
-conf/hydra/help/bench.yaml lists the options. Jobs that a launcher runs in parallel on one device
+Jobs that a launcher runs in parallel on one device
 slow each other down, so they may only count calls and tokens (`timing=false`).
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.identity import identity, machine, sources_hash
+from ouroboros.bench.run.identity import git_state, identity, machine
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.main import SOME_FAILED
@@ -24,7 +24,7 @@ from ouroboros.cli.report import print_summary
 from ouroboros.costs import Costs
 
 
-def bench(options: dict) -> tuple[int, dict | None]:
+def bench(options: RunConfig) -> tuple[int, dict | None]:
     """Run the benchmark, write the report, print the tables; return the exit code (see the help)
     and the JSON document (None on other ranks than 0)."""
     config, probe = run_config(options)
@@ -59,7 +59,7 @@ def bench(options: dict) -> tuple[int, dict | None]:
     return interrupted or code, document
 
 
-def run_config(options: dict) -> tuple[RunConfig, Path | None]:
+def run_config(options: RunConfig) -> tuple[RunConfig, Path | None]:
     """Return this job's config and, in a timed sweep without `costs`, the file of call costs that
     all jobs on the same models share, so that jobs differ in settings, not in measured costs.
 
@@ -68,22 +68,22 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     """
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
-        return RunConfig.from_mapping(options), None
-    sweep, device = Path(options["results_dir"] or hydra.sweep.dir), options["model"]["device"]
+        return options, None
+    sweep, device = Path(options.results_dir or hydra.sweep.dir), options.model.device
     name, number = hydra.launcher["_target_"].rpartition(".")[2], hydra.job.num
-    if options["timing"] and name != "BasicLauncher" and device != f"cuda:{number}":
+    if options.timing and name != "BasicLauncher" and device != f"cuda:{number}":
         raise ValueError(
             f"hydra's {name} runs jobs side by side on one device, so their times mean nothing: "
             "give timing=false (counts only), a device for each job, or no parallel launcher"
         )
     folder = sweep / f"{number:03d}"
-    config = RunConfig.from_mapping({**options, "results_dir": str(folder)})
+    config = replace(options, results_dir=str(folder))
     if config.costs or not config.timing:
         return config, None
     loaded = asdict(config.model), config.needs_draft
     calls = (*loaded, config.threads, config.task.to_mapping(), config.max_new)
     here = machine()
-    made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
+    made_by = (config.context_tokens, here["cpu"], here["gpus"], git_state(Path(__file__).parent))
     digest = identity(*calls, *made_by)
     for old in sweep.glob("costs-*.json") if config.overwrite and number == 0 else ():
         old.unlink()

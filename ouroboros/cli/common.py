@@ -1,22 +1,29 @@
-"""Helpers that commands share: configs as plain values, tables, and one-line errors."""
+"""Helpers that commands share: composed options, tables, and one-line errors."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
+import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
 from ouroboros.conf import FOLDER
 from ouroboros.instantiate import unknown
 
@@ -24,24 +31,59 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from ouroboros.bench.run.folder import ResultsFolder
-
 CALLERS = (
     *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
     *(ImportError, KeyboardInterrupt),
 )
 """Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
-PATHS = ("results_dir", "path", "target", "draft", "recording", "runs", "costs", "revision")
+PATHS = ("results_dir", "path", "target", "draft", "recording", "costs", "revision", "out")
 """Options whose values are texts, even if they look like numbers (2026_11_27)."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 PIPE_WIDTH = 120
 """The width of tables, in characters, if stdout is not a terminal."""
 
 
-def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
-    """Return the config conf/<name>.yaml as plain values, with overrides as on the command line."""
-    with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return plain(compose(name, overrides=[quoted(one) for one in overrides]))
+def composed(overrides: Sequence[str], *, name: str = "config") -> Any:
+    """Return the options of conf/<name>.yaml, with overrides as on the command line."""
+    begun = GlobalHydra.instance().is_initialized()  # in a command, with the same folder
+    with nullcontext() if begun else initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return typed(compose(name, overrides=[quoted(one) for one in overrides]))
+
+
+def typed(cfg: DictConfig) -> Any:
+    """Return a composed config as an object of its command's dataclass.
+
+    Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
+    stderr. Raises `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
+    """
+    options: Any = OmegaConf.to_object(cfg)
+    decoders = getattr(options, "decoder", {})
+    absent = [name for name, own in decoders.items() if "_target_" not in own]
+    for name in absent:
+        if not (FOLDER / "decoder" / f"{name}.yaml").exists():
+            raise ValueError(unknown_config("decoder", name))
+        del decoders[name]
+    if absent:
+        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
+    for name, own in decoders.items():
+        if own.get("draft") not in (None, options.model.draft):
+            reason = "all decoders draft with model.draft; give each draft its own run"
+            raise ValueError(f"decoder.{name}.draft={own['draft']}: {reason}")
+    return options
+
+
+def parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return overrides as {dotted name: value}."""
+    read = OverridesParser.create().parse_overrides([quoted(one) for one in overrides])
+    return {one.key_or_group: one.value() for one in read}
+
+
+def check_syntax(command: str, arguments: Sequence[str]) -> None:
+    """Raise `ValueError` for an argument that is neither NAME=VALUE nor a flag of Hydra's."""
+    read, flags = get_args_parser().parse_known_args(list(arguments))
+    for word in [*flags, *(one for one in read.overrides if "=" not in one and one[:1] != "~")]:
+        remedy = f"write options as NAME=VALUE; 'ouroboros {command} --help' lists them"
+        raise ValueError(f"{word}: {remedy}")
 
 
 def quoted(override: str) -> str:
@@ -59,7 +101,8 @@ def quoted(override: str) -> str:
         return override
     value = os.path.expanduser(value)
     if name == "task.stop":
-        value = re.sub(r"\\[ntr]", lambda escape: ESCAPES[escape[0]], value)
+        for escape, character in ESCAPES.items():
+            value = value.replace(escape, character)
     try:
         found = OverridesParser.create().parse_override(f"{name}={value}").value()
         fits = not isinstance(found, int | float) or name.split(".")[-1] not in PATHS
@@ -69,46 +112,6 @@ def quoted(override: str) -> str:
                 f"cannot read {override}: close brackets, and put texts in quotes, as ['a','b']"
             ) from error
     return f"{name}={value if fits else QuotedString(value, Quote.single).with_quotes()}"
-
-
-def plain(cfg: DictConfig) -> dict:
-    """Return a resolved config as plain values.
-
-    Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
-    """
-    config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    decoders = config.get("decoder") or {}
-    absent = [
-        name
-        for name, own in decoders.items()
-        if own and not (isinstance(own, dict) and "_target_" in own)
-    ]
-    for name in absent:
-        if not (FOLDER / "decoder" / f"{name}.yaml").exists():
-            raise ValueError(unknown_config("decoder", name))
-    if absent:
-        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
-    decoders = {name: own for name, own in decoders.items() if name not in absent}
-    for name, own in decoders.items():
-        if own and own.get("draft") not in (None, config["model"]["draft"]):
-            reason = "all decoders draft with model.draft; give each draft its own run"
-            raise ValueError(f"decoder.{name}.draft={own['draft']}: {reason}")
-    return {**config, "decoder": decoders}
-
-
-def new_folder(results_dir: str | None) -> ResultsFolder | None:
-    """Return the results folder, created if missing; None without `results_dir`. Raises
-    `ValueError` if it contains files (subfolders are allowed)."""
-    from ouroboros.bench.run.folder import ResultsFolder
-
-    if not results_dir:
-        return None
-    path = Path(results_dir)
-    if any(file.is_file() for file in path.glob("*")):
-        raise ValueError(f"results_dir={results_dir} is not empty: choose another folder")
-    path.mkdir(parents=True, exist_ok=True)
-    return ResultsFolder(path)
 
 
 def terminal() -> Console:
@@ -132,35 +135,44 @@ def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line, without Hydra's list of search paths; for an unknown option or
-    config, add the closest match and the known names."""
+    """Return an error as one line with the remedy; for an unknown option or config, with the
+    closest match and the known names."""
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: rerun bench, profile, tune or distill with the same folder to resume"
-    text = " ".join((str(error).strip() or type(error).__name__).split())
     if isinstance(error, ModuleNotFoundError):
         package, remedy = str(error.name).split(".")[0], "pip install 'ouroboros-decoding[bench]'"
-        text = f"this needs {package}, which is not installed: {remedy}"
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        text = "the disk is full: free some space and rerun; what was written is kept"
-    elif isinstance(error, OSError) and error.strerror and error.filename:
-        text = f"{error.filename}: {error.strerror}; give another path"
-    elif word := re.search(r"Error parsing override '(.+?)' missing EQUAL", text):
-        text = f"{word[1]}: write options as NAME=VALUE"
-    elif option := re.search(r"Could not override '([^']+)'", text):
-        parent = getattr(error.__cause__, "parent_node", None)
-        options = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []
-        options = [key for key in options if key not in ("_target_", "hydra")]
-        *path, name = option[1].split(".")
-        nested = [] if path else option_names(OmegaConf.to_container(parent, resolve=False))  # type: ignore[arg-type]
-        names = unknown(name, options, nested) if options else repr(name)
-        if path[1:] and isinstance(parent, DictConfig) and parent._key() == "decoder":
-            return f"this run has no decoder {path[1]}: add it to decoder=[...]"
-        free = path and (path[0] == "hydra" or path[-1].endswith(("options", "_args")))
-        adds = f"; +{option[1]}=... adds one" if free else ""
-        text = f"{'.'.join(path) or 'the config'} has no option {names}{adds}"
-    elif config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
-        text = unknown_config(config[1], config[2])
-    return text.split("Config search path")[0].strip()
+        return f"this needs {package}, which is not installed: {remedy}"
+    if isinstance(error, MissingConfigException):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return unknown_config(group, name)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override}: write options as NAME=VALUE"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space and rerun; what was written is kept"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}; give another path"
+    if isinstance(cause, MissingMandatoryValue):
+        return f"give {cause.full_key or cause.key}=..."
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        return unknown_option(cause)
+    if isinstance(cause, OmegaConfBaseException):
+        return ": ".join(filter(None, (cause.full_key, str(cause.msg).splitlines()[0])))  # type: ignore[arg-type]
+    return " ".join((str(error).strip() or type(error).__name__).split())
+
+
+def unknown_option(error: OmegaConfBaseException) -> str:
+    """Return a one-line error for an option that its config does not have."""
+    option: Any = error.full_key
+    *path, name = option.split(".")
+    if path == ["decoder"]:
+        return f"this run has no decoder {name}: add it to decoder=[...]"
+    parent: Any = OmegaConf.to_container(error.parent_node, resolve=False)  # type: ignore[arg-type]
+    known = sorted(key for key in map(str, parent) if key not in ("_target_", "hydra"))
+    names = unknown(name, known, () if path else option_names(parent))
+    free = path and (path[0] == "hydra" or path[-1].endswith(("options", "_args")))
+    adds = f"; +{option}=... adds one" if free else ""
+    return f"{'.'.join(path) or 'the config'} has no option {names}{adds}"
 
 
 def option_names(config: Mapping, prefix: str = "") -> Iterator[str]:
@@ -171,19 +183,9 @@ def option_names(config: Mapping, prefix: str = "") -> Iterator[str]:
             yield from option_names(value, f"{prefix}{name}.")
 
 
-def unknown_flag(command: str, flag: str, config: Mapping) -> str:
-    """Return a one-line error for a flag such as --limit, which Hydra's syntax does not have."""
-    name = flag.lstrip("-").partition("=")[0].replace("-", "_")
-    found = (full for full in option_names(config) if full.rpartition(".")[2] == name)
-    return (
-        f"{flag}: write options as NAME=VALUE, such as {next(found, 'max_new')}=VALUE; "
-        f"'ouroboros {command} --help' lists them"
-    )
-
-
 def unknown_config(group: str, name: str) -> str:
     """Return a one-line error for a config `name` that the group conf/<group> does not have."""
     if group == "hydra/launcher":
         return f"no {group}={name}: install its plugin, such as hydra-joblib-launcher"
-    known = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))
-    return f"there is no {group} {unknown(name, known)}"
+    configs = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))
+    return f"there is no {group} {unknown(name, configs)}"

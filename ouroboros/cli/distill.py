@@ -1,11 +1,10 @@
 """Make a draft for a model, from the model itself: `ouroboros distill`.
 
-The options are in conf/distill.yaml; `ouroboros.models.distill` does the work.
+`ouroboros.models.distill` does the work.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from dataclasses import asdict, replace
@@ -14,10 +13,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from ouroboros.bench.run.pair import PairSpec, load_model
+from ouroboros.bench.run.pair import load_model
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import print_table
+from ouroboros.cli.options import DistillOptions
 from ouroboros.costs import Costs
 from ouroboros.decode import decode
 from ouroboros.decoder_factory import make_decoder
@@ -53,30 +53,28 @@ target's.
 """
 
 
-def distill(options: dict) -> tuple[int, dict]:
+def distill(options: DistillOptions) -> tuple[int, dict]:
     """Make the draft, print and save the report; return 0 and the JSON document."""
-    spec = PairSpec.from_mapping(options["model"])
+    spec = options.model
     for name in ("head", "max_new", "tokens", "threads"):
-        check_whole(name, options[name], null=name in ("tokens", "threads"))
-    check_whole("seed", options["seed"], least=0)
-    minutes, layers = options["minutes"], options["layers"]
-    if type(minutes) not in (int, float) or not 0 < minutes < math.inf:
-        raise ValueError(f"minutes={minutes}: give a number above 0")
-    if not isinstance(layers, list):
-        check_whole("layers", layers)
+        check_whole(name, getattr(options, name), null=name in ("tokens", "threads"))
+    if not options.minutes > 0:
+        raise ValueError(f"minutes={options.minutes}: give a number above 0")
+    if not isinstance(options.layers, list):
+        check_whole("layers", options.layers)
     source = spec.path("target")
-    folder = Path(options["out"] or Path("drafts", Path(source).name.removesuffix(".gguf")))
+    folder = Path(options.out or Path("drafts", Path(source).name.removesuffix(".gguf")))
     if (folder / "README.md").exists():
         raise ValueError(f"out={folder} has a finished draft: give another folder, or delete it")
-    torch.set_num_threads(options["threads"] or torch.get_num_threads())
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     target = load_model(spec, "target")
-    prompts, path = None, options["prompts"]
+    prompts, path = None, options.prompts
     if path is not None:
         chat = "chat" if getattr(target.tokenizer, "chat_template", None) else "plain"
         _, examples = TaskSpec("prompts", {"path": path, "template": chat}).load()
         prompts = list(map(PromptBuilder(target.tokenizer).ids, examples))
     names = ("layers", "head", "minutes", "tokens", "max_new", "seed")
-    recipe = distilling.Recipe(**{name: options[name] for name in names})
+    recipe = distilling.Recipe(**{name: getattr(options, name) for name in names})
     made = distilling.distill(target, prompts, recipe, folder)
     draft = load_model(replace(spec, draft=str(folder)), "draft")
     costs = Costs.measure(target, draft)

@@ -6,12 +6,11 @@ target's own tokens have the default colour. Elsewhere the text is plain.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -28,8 +27,9 @@ from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import build
 from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.cli.checks import generate_config
+from ouroboros.cli.options import GenerateOptions
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
+from ouroboros.decoder_factory import decoder_config
 from ouroboros.detokenizer import Detokenizer
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
@@ -102,19 +102,18 @@ class Runner:
         )
 
 
-def generate(options: argparse.Namespace) -> tuple[int, None]:
-    """Decode the prompt (with --race also greedily), and show the texts as they grow; return the
+def generate(config: GenerateOptions, words: Sequence[str]) -> tuple[int, None]:
+    """Decode the prompt (with race=true also greedily), and show the texts as they grow; return the
     exit code and None (no JSON document)."""
-    config = RunConfig.from_mapping(generate_config(options))
-    if unused := config.sampling.without_effect:
-        names = " and ".join(unused)
-        print(f"warning: {names} has no effect without --temperature above 0", file=sys.stderr)
+    (text,) = words
+    if config.race:
+        config = replace(config, decoder={"greedy": decoder_config("greedy"), **config.decoder})
     torch.set_num_threads(config.threads or torch.get_num_threads())
     console = Console(highlight=False)
     disable_progress_bar()
     with console.status("loading"):
-        runners = load_runners(config, options.prompt)
-    prompt = options.prompt + "\n\n" * runners[0].chat, "given"
+        runners = load_runners(config, text)
+    prompt = text + "\n\n" * runners[0].chat, "given"
     race, interrupted = len(runners) > 1, False
     live = None
     if race and console.is_terminal:

@@ -13,16 +13,17 @@ from ouroboros.bench.report.profile import ProfileOptions
 from ouroboros.bench.report.profile import profile as measured
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.run import short_path
+from ouroboros.cli import options as cli
 from ouroboros.cli.bench import run_config
 
 DURATION = """\
 with its defaults this takes a few minutes; profile.visits=1 or fewer decoders shorten it"""
 
 
-def profile(options: dict) -> tuple[int, dict]:
+def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
     and the JSON document."""
-    what, choices = ProfileOptions(**options.pop("profile")), HydraConfig.get().runtime.choices
+    what, choices = ProfileOptions(**options.profile), HydraConfig.get().runtime.choices
     for name in ("experiment", "rehearsal"):
         if choices.get(name):
             reason = "conf/profiling.yaml would override its decoders and prompts"

@@ -1,7 +1,4 @@
-"""Replay drafters on a recording, without the target, and predict their time: `ouroboros replay`.
-
-The options are in conf/hydra/help/replay.yaml.
-"""
+"""Replay drafters on a recording without the target, and predict times: `ouroboros replay`."""
 
 from __future__ import annotations
 
@@ -21,11 +18,12 @@ from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.report.tables import cell
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import content_hash, provenance
+from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import known, new_folder, print_table
+from ouroboros.cli.common import known, print_table
+from ouroboros.cli.options import ReplayOptions
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 from ouroboros.detokenizer import text_of
@@ -36,35 +34,37 @@ UNEVEN = "warning: not every decoder has all recorded prompts: rows are for diff
 NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
 
 
-def replay(options: dict) -> tuple[int, dict]:
+def replay(options: ReplayOptions) -> tuple[int, dict]:
     """Replay each decoder; print the tables and, with a `results_dir`, write them; return the exit
     code (2 if a decoder could not be replayed) and the JSON document."""
-    if not options["recording"]:
+    if not options.recording:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
-        check_whole(name, options[name], null=True)
-    torch.set_num_threads(options["threads"] or torch.get_num_threads())
-    check_decoders(options["decoder"])
-    out = new_folder(options["results_dir"])
-    costs = load_costs(options["costs"])
-    path, spec = Path(options["recording"]), PairSpec.from_mapping(options["model"])
+        check_whole(name, getattr(options, name), null=True)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    check_decoders(options.decoder)
+    out = ResultsFolder(options.results_dir) if options.results_dir else None
+    if out and any(file.is_file() for file in out.path.glob("*")):
+        raise ValueError(f"results_dir={out.path} is not empty: choose another folder")
+    costs = load_costs(options.costs)
+    path, spec = Path(options.recording), options.model
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
-    task = TaskSpec.from_mapping(options["task"]) if options.get("task") else None
-    recording = read_recording(path, tokenizer, task=task, limit=options["limit"])
+    task = TaskSpec.from_mapping(options.task) if options.task else None
+    recording = read_recording(path, tokenizer, task=task, limit=options.limit)
     run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
     same = True  # the draft is the recorded one
-    if any(map(needs_draft, options["decoder"].values())):
+    if any(map(needs_draft, options.decoder.values())):
         same = check_draft(spec, run, HydraConfig.get().overrides.task)
         draft = runs_of(recording).load_draft(spec, tokenizer)
     plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     drafters, samples, failures = {}, {}, list[ValueError]()
-    for name, config in with_pools(options["decoder"], draft, tokenizer).items():
+    for name, config in with_pools(options.decoder, draft, tokenizer).items():
         drafters[name] = replaying.replay_decoder(config, draft, plan_costs)
         replaying.check_drafter(drafters[name], runs_of(recording, name))
     for name, drafter in drafters.items():
-        recorded, max_new = runs_of(recording, name), options["max_new"]
+        recorded, max_new = runs_of(recording, name), options.max_new
         try:
             samples[name] = replaying.replay(
                 recorded, drafter, name=name, max_new=max_new, progress=True
@@ -82,7 +82,7 @@ def replay(options: dict) -> tuple[int, dict]:
     if ratio is None and folder and same:  # null: the run had no draft; older runs do not record it
         ratio = run["model"].get("draft_cost", COST_RATIO)
     table = replaying.replay_table(
-        samples, texts, costs=costs, draft_ratio=ratio, max_new=options["max_new"]
+        samples, texts, costs=costs, draft_ratio=ratio, max_new=options.max_new
     )
     if "failed" in table:
         reasons = table["failed"].dropna().items()
@@ -121,22 +121,18 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
 
 def check_draft(spec: PairSpec, run: Mapping, overrides: Sequence[str]) -> bool:
     """Return whether `spec` has the draft of a recorded `run` (run.json), with the same options;
-    True if unknown. Compares content hashes, else names. For another draft, raises `ValueError`,
-    or only prints a warning if one of `overrides` sets the model or draft_weights."""
+    True if unknown. Compares names. For another draft, raises `ValueError`, or only prints a
+    warning if one of `overrides` sets the model or draft_weights."""
     recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
     if not recorded or path is None:
         return True
-    if (content := run.get("contents", {}).get("model.draft")) and path.exists():
-        same = content_hash(path) == content
-    else:
-        same = path.name == Path(recorded).name
+    same = path.name == Path(recorded).name
     before, now = run.get("config", {}).get("model", {}), vars(spec)
     changed = [n for n in OF_DRAFT if n in before and before[n] != now[n]]
     if same and not changed:
         return True
     options = "".join(f" and model.{name}={before[name]}" for name in changed)
     what = f"the recorded run drafted with {recorded}{options}, this replay with {spec.draft}"
-    what += ", whose files differ" if not same and path.name == Path(recorded).name else ""
     if not any(o.lstrip("+").startswith(("model", "draft_weights")) for o in overrides):
         remedy = f"give model.draft=<its folder or id>, or model.draft={spec.draft}"
         raise ValueError(f"{what}: {remedy}")

@@ -1,8 +1,7 @@
-"""Make reports from results folders: `ouroboros report`; `ouroboros.cli.main` lists the options."""
+"""Make reports from results folders: `ouroboros report`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,29 +16,31 @@ from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
 from ouroboros.bench.run.folder import RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
 from ouroboros.cli.common import terminal
+from ouroboros.cli.options import ReportOptions
 from ouroboros.costs import CostModel
 
 
-def report(options: argparse.Namespace) -> tuple[int, dict | None]:
+def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | None]:
     """Write the report on the folders and print each run's tables; return the exit code (2 if a
     folder could not be read) and each run's `Summary.headline` by label."""
-    if options.out and (options.out / RUN).exists():
-        raise ValueError(f"--out={options.out} is a results folder: give another")
+    folders = list(map(Path, words))
+    if options.out and Path(options.out, RUN).exists():
+        raise ValueError(f"out={options.out} is a results folder: give another")
     costs, failures = load_costs(options.costs), list[str]()
 
     def fail(error: object) -> None:
         failures.append(str(error))
         print(f"error: {error}", file=sys.stderr)
 
-    loaded = gather(options.folders, fail, remake=options.remake)
+    loaded = gather(folders, fail, remake=options.remake)
     if not loaded:
         return 2, None
     if costs is not None:
         priced = CostModel(costs, f"the costs {costs.about['name']!r}")
         loaded = [replace(one, priced=priced) for one in loaded]
-    shared = [folder.resolve().parent for folder in options.folders]
-    beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
-    out = options.out or beside / "report"
+    shared = [folder.resolve().parent for folder in folders]
+    beside = folders[0] if len(folders) == 1 else Path(os.path.commonpath(shared))
+    out = Path(options.out or beside / "report")
     runs = write_report(loaded, out, tokenizer=options.tokenizer)
     for summary in runs:
         label = summary.label if len(runs) > 1 else ""

@@ -1,36 +1,36 @@
-"""Tune every decoder on the same texts: `ouroboros tune` (options in `ouroboros.cli.main`)."""
+"""Tune every decoder on the same texts: `ouroboros tune`."""
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.config import RunConfig, Sampling
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
-from ouroboros.bench.run.identity import file_hashes, provenance
+from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
+from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
 from ouroboros.costs import Costs
+from ouroboros.decoder_factory import needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
-EXACT = ("model.standin=null", "model.dtype=float32")
-OVERRIDES = ("model", "decoder", "threads", "draft_weights", "target_weights")
-DURATION = "with its defaults this takes hours; fewer --decoders, --trials or --limit shorten it"
+DURATION = "with its defaults this takes hours; fewer decoders, trials or a limit shorten it"
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
@@ -49,24 +49,22 @@ def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
     return dict(zip(names, map(load_costs, sources), strict=True))
 
 
-def tune(options: argparse.Namespace) -> tuple[int, dict]:
+def tune(options: TuneOptions) -> tuple[int, dict]:
     """Tune every decoder for each of the costs, write and print the report; return 0 and the best
     settings, {decoder: {name of costs: settings}}."""
     for name in ("trials", "first", "limit", "max_new"):
-        value = getattr(options, name)
-        check_whole(f"--{name.replace('_', '-')}", value, null=name == "limit")
-    overrides = [f"decoder=[{','.join(options.decoders)}]", *EXACT, *options.overrides]
-    config = RunConfig.from_mapping(composed(overrides))
-    for one in options.overrides:
-        if re.split(r"[.=@]", one.lstrip("+~"))[0] not in OVERRIDES:
-            known = ", ".join(OVERRIDES)
-            raise ValueError(f"{one} has no effect on tuning: --overrides takes {known}")
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+        check_whole(name, getattr(options, name), null=name == "limit")
+    if unknown := [name for name in options.decoder if name not in SPACES]:
+        known = ", ".join(SPACES)
+        raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
+    overrides = list(HydraConfig.get().overrides.task)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
     tasks = [Prompts(path=path, stop=STOP) for path in paths]
     costs: Any = named_costs(options.costs)
-    pair = load_pair(config.model, with_draft=config.needs_draft)
+    results = Path(options.results_dir)
+    pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
     print(DURATION, file=sys.stderr)
     on = []
     for task in tasks:
@@ -76,11 +74,11 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
             models = pair.target, pair.models
             bench = Bench(*models, task, examples, {}, limit, sampling=sampling)  # type: ignore[arg-type]
             on.append(tuning.record(bench))
-    machines, given = [], {one.lstrip("+").partition("=")[0] for one in options.overrides}
+    machines, given = [], {one.lstrip("+").partition("=")[0] for one in overrides}
     for name, own in costs.items():
-        decoders = dict(config.decoder)
+        decoders = dict(options.decoder)
         if (FOLDER / "experiment" / f"drafters_{name}.yaml").exists():  # settings for these costs
-            compared = composed([f"experiment=drafters_{name}"])["decoder"]
+            compared = composed([f"experiment=drafters_{name}"]).decoder
             for decoder, settings in decoders.items():
                 mine = {k for k in settings if f"decoder.{decoder}.{k}" in given}
                 of = SPACES[decoder].keys() - mine
@@ -88,11 +86,11 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
                 decoders[decoder] = {**settings, **tuned}
         machines.append(tuning.Machine(name, own, decoders))
     report, best = tuning.tune(
-        *(machines, on, options.decoders, options.results),
+        *(machines, on, list(options.decoder), results),
         trials=options.trials,
         first=options.first,
         seed=options.seed,
-        about=(file_hashes(config), options.overrides),
+        about=asdict(options.model),
     )
     runs = [run for one in on for run in one.recorded.runs]
     texts = [Sample("", "", 0, 0, 0, new_tokens=run.new_tokens) for run in runs]
@@ -107,9 +105,9 @@ def tune(options: argparse.Namespace) -> tuple[int, dict]:
         "provenance": provenance(),
         "report": [row.dropna().to_dict() for _, row in report.astype(object).iterrows()],
     }
-    table, folder = report.fillna("-").to_markdown(index=False), ResultsFolder(options.results)
+    table, folder = report.fillna("-").to_markdown(index=False), ResultsFolder(results)
     folder.write_json("tuning.json", facts)
     folder.write_text("tuning.md", f"{TITLE.format(**facts)}\n\n{table}\n")
-    print(f"results: {short_path(options.results)}", file=sys.stderr)
+    print(f"results: {short_path(results)}", file=sys.stderr)
     print(table)
     return 0, best

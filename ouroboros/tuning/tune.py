@@ -20,7 +20,7 @@ from ouroboros.bench.metrics.sample import Sample, sample_frame
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import replay, replay_decoder
 from ouroboros.bench.run.folder import ResultsFolder, read_lines
-from ouroboros.bench.run.identity import identity, sources_hash
+from ouroboros.bench.run.identity import git_state, identity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import RootOnly
@@ -160,7 +160,10 @@ def tune(
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
     texts = [(asdict(one.recorded.sampling), [r.tokens for r in one.recorded.runs]) for one in on]
-    of, folder = identity(sources_hash(), texts, about, SPACES), ResultsFolder(results)
+    of, folder = (
+        identity(git_state(Path(__file__).parent), texts, about, SPACES),
+        ResultsFolder(results),
+    )
     found: dict[str, list[dict]] = {name: [] for name in names}  # one per machine
     with folder.locked(SEARCHES), tqdm(total=len(names) * len(machines), desc="searches") as bar:
         done = {row["key"]: row for row in read_lines(results / SEARCHES)}

@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,21 @@ from pathlib import Path
 
 from published_tables import KINDS
 
-from ouroboros.bench.run.identity import provenance, sources_hash
+from ouroboros.bench.run.identity import provenance
 
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
 RECORDS = ("run.json", MADE_BY)
 """Files with the provenance of a folder; the first that exists is used."""
+CODE = Path(__file__).parents[2]
+SAMPLED_BY = (
+    "ouroboros",
+    "baselines",
+    "conf/decoder",
+    ":!ouroboros/cli",
+    ":!ouroboros/bench/report",
+)
 
 
 def table(marker: str, root: Path, place: Path) -> str:
@@ -77,12 +86,19 @@ def made_by(path: Path) -> Mapping:
 
 def stale(path: Path) -> str | None:
     """Return why a folder's results may not be those of the current code; None if they are."""
-    made = made_by(path)
-    if "sources" not in made:
-        return "does not say which sources made it"
-    if made["sources"] != sources_hash():
-        return "made by sources that have changed since"
-    return "made with uncommitted changes" if (made["git"] or {}).get("dirty") else None
+    git = made_by(path).get("git")
+    if not git:
+        return "does not say which commit made it"
+    if changed_since(git["commit"]):
+        return "made by code that has changed since"
+    return "made with uncommitted changes" if git["dirty"] else None
+
+
+def changed_since(commit: str) -> bool:
+    """Return whether the code that samples depend on differs from a commit's, which may be unknown
+    here."""
+    command = ["git", "-C", str(CODE), "diff", "--quiet", commit, "--", *SAMPLED_BY]
+    return bool(subprocess.run(command, capture_output=True).returncode)
 
 
 def measured_on(paths: Sequence[Path]) -> list[str]:
@@ -125,13 +141,14 @@ def update(page: Path, root: Path, *, write: bool) -> int:
 
 def begin(folder: Path) -> None:
     """Move a folder made by older code to `BEFORE`; record the current code in a new folder."""
-    if folder.exists() and made_by(folder).get("sources") != sources_hash():
+    git = made_by(folder).get("git")
+    if folder.exists() and not (git and not changed_since(git["commit"])):
         name = folder.as_posix().strip("/").replace("/", "-")
         names = (f"{name}-{count}" if count else name for count in itertools.count())
         aside = next(BEFORE / one for one in names if not (BEFORE / one).exists())
         BEFORE.mkdir(parents=True, exist_ok=True)
         shutil.move(folder, aside)
-        print(f"{folder}: results of other sources are now in {aside}", file=sys.stderr)
+        print(f"{folder}: results of other code are now in {aside}", file=sys.stderr)
     if not (folder / MADE_BY).exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MADE_BY).write_text(json.dumps({"provenance": provenance()}, indent=1) + "\n")

@@ -109,16 +109,6 @@ def test_a_noisy_probe_is_told(run_bench, monkeypatch):
     assert "the measured call costs, which decoders plan with, vary by 45%" in err
 
 
-def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):
-    OWN.save(saved_pair / "changing.json")
-    folder, _ = run_priced("identity", "costs=changing.json")
-    folder.save_run(folder.load_run(), status="running")
-    Costs.load("flat").save(saved_pair / "changing.json")
-    options = [*TINY, *PRICED, "costs=changing.json", "results_dir=identity"]
-    code, _, err = run_bench(*options)
-    assert code == 2 and "other settings" in err
-
-
 def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_priced, call):
     folder, _ = run_priced("recorded", "timing=false", "costs=flat")
     for options, wanted in (([], "flat"), (["costs=epyc"], "epyc")):

@@ -54,7 +54,7 @@ def test_a_draft_in_one_command(run_distill, run_bench, tmp_path):
 
 
 BAD = {
-    "minutes=0": "minutes=0: give a number above 0",
+    "minutes=0": "minutes=0.0: give a number above 0",
     "head=0": "head=0: give a whole number, 1 or more",
     "layers=7": "layers=7: the target has 3; give a number from 1 to 2",
     "prompts=nosuch.jsonl": "nosuch.jsonl",

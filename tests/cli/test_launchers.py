@@ -1,12 +1,12 @@
 """Which jobs of a sweep may be timed."""
 
 import pytest
-from composing import composed
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.cli import bench
+from ouroboros.cli.common import composed
 
 JOBLIB = {"_target_": "x.JoblibLauncher", "n_jobs": -1}
 BASIC = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
@@ -16,7 +16,7 @@ def configured(monkeypatch, launcher: dict, *overrides: str, job: int = 0) -> Ru
     """The config of a job of a sweep."""
     facts = {"mode": RunMode.MULTIRUN, "launcher": launcher, "job": {"num": job}}
     monkeypatch.setattr(bench.HydraConfig, "get", lambda: OmegaConf.create(facts))
-    return bench.run_config({**composed("decoder=greedy", *overrides), "results_dir": "x"})[0]
+    return bench.run_config(composed(["decoder=greedy", "results_dir=x", *overrides]))[0]
 
 
 def test_jobs_that_share_a_device_are_not_timed(monkeypatch):

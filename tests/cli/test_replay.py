@@ -110,22 +110,6 @@ def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
     assert call("replay", *replayed, *pair, "model.draft=mine")[0] == 0
 
 
-def test_a_draft_of_the_same_name_with_other_files_is_another_draft(
-    run_bench, run_replay, saved_pair
-):
-    mine = saved_pair / "mine2"
-    shutil.copytree(saved_pair / "draft", mine)
-    options = [*TINY, f"model.draft={mine}", "overwrite=true", "results_dir=by_mine"]
-    assert run_bench("decoder=[greedy,speculative]", *options)[0] == 0
-    given = ["recording=by_mine", "decoder=[speculative]", f"model.draft={mine}"]
-    said = f"warning: the recorded run drafted with mine2, this replay with {mine}, whose files"
-    assert said not in run_replay(*given)[2]
-    shutil.rmtree(mine)
-    shutil.copytree(saved_pair / "target", mine)
-    assert said in run_replay(*given)[2]
-    shutil.rmtree(mine)
-
-
 def test_a_draft_of_other_options_is_another_draft(capsys):
     model = {"draft_options": {}, "draft_context": 256}
     run = {"model": {"draft": "d"}, "config": {"model": model}}

@@ -19,18 +19,9 @@ ROLES = ("target", "draft")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ["--decoders", "speculative", "medusa"],
-            "error: nothing to tune of medusa: conf/tune has hf_assisted",
-        ),
-        (
-            ["--decoders", "lookahead", "--overrides", "model=hf", "model.target=no/such"],
-            "error: cannot load 'no/such'",
-        ),
-        (
-            ["--decoders", "lookahead", "--overrides", "top_p=0.9"],
-            "error: top_p=0.9 has no effect on tuning: --overrides takes model, decoder, threads",
-        ),
+        (["decoder=[speculative,greedy]"], "error: nothing to tune of greedy: conf/tune has hf_"),
+        (["decoder=lookahead", "model=hf", "model.target=no/such"], "error: cannot load 'no/such'"),
+        (["decoder=lookahead", "top_p=0.9"], "error: the config has no option 'top_p'"),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
@@ -38,12 +29,11 @@ def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
     assert code == 2 and error.startswith(says) and error.count("\n") == 1
 
 
-def tuned(call, saved_pair, *words, overrides=()):
+def tuned(call, saved_pair, *words):
     pair = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
     results = saved_pair / "tuned"
-    words += ("--limit", "2", "--first", "1", "--max-new", "6", "--results", str(results))
-    words += ("--overrides", "model=hf", *overrides)
-    code, out, error = call("tune", *words, *pair, pair=False)
+    small = ["limit=2", "first=1", "max_new=6", f"results_dir={results}", "model=hf", *pair]
+    code, out, error = call("tune", *small, *words, pair=False)
     assert code == 0, error
     assert f"results: {results}\n" in error and (results / "tuning.md").exists()
     return json.loads(out.splitlines()[-1]), json.loads((results / "tuning.json").read_text())
@@ -62,8 +52,8 @@ def test_all_are_searched_on_the_same_texts_by_the_costs_given(call, saved_pair,
             super().__init__(draft, costs=costs, **options)
 
     monkeypatch.setattr(ouroboros, "Ouroboros", CostAware)
-    heats = ("--temperatures", "0", "0.8")
-    chosen, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2", *heats)
+    words = (f"decoder=[{','.join(names)}]", "trials=2", "temperatures=[0,0.8]")
+    chosen, kept = tuned(call, saved_pair, *words)
     assert {cost.about["name"] for cost in told} == {"epyc", "flat"}
     assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
     assert kept["texts"] == 2 * 2 * len(kept["prompts"]) and len(kept["report"]) == 6
@@ -76,8 +66,7 @@ def test_all_are_searched_on_the_same_texts_by_the_costs_given(call, saved_pair,
 
 def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2, 4]})
-    words = ("--decoders", "prompt_lookup", "--trials", "2", "--temperatures", "0")
-    words += ("--prompts", str(DEVELOPMENT[0]))
+    words = ("decoder=prompt_lookup", "trials=2", "temperatures=[0]", f"prompts=[{DEVELOPMENT[0]}]")
     first, report = tuned(call, saved_pair, *words)
     best, made = Machine.best, []
 
@@ -92,11 +81,8 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     lines.write_text(lines.read_text()[:-9])
     tuned(call, saved_pair, *words)
     assert made == ["flat"], "it was stopped while it wrote the last of them"
-    tuned(call, saved_pair, *words, "--costs", "flat", "--seed", "1")
-    config = saved_pair / "target" / "config.json"
-    config.write_text(config.read_text() + "\n")
-    tuned(call, saved_pair, *words, "--costs", "flat")
-    assert made == ["flat"] * 3, "other trials, then another model at the same path"
+    tuned(call, saved_pair, *words, "costs=[flat]", "seed=1")
+    assert made == ["flat"] * 2, "other trials"
 
 
 def test_an_override_is_the_configured_setting_for_all_costs(call, saved_pair, monkeypatch):
@@ -108,9 +94,8 @@ def test_an_override_is_the_configured_setting_for_all_costs(call, saved_pair, m
         return Machine(name, costs, decoders)
 
     monkeypatch.setattr("ouroboros.tuning.tune.Machine", noted)
-    words = ("--decoders", "prompt_lookup", "--trials", "1", "--temperatures", "0")
-    words += ("--prompts", str(DEVELOPMENT[0]))
-    tuned(call, saved_pair, *words, overrides=["decoder.prompt_lookup.num_tokens=2"])
+    words = ("decoder=prompt_lookup", "trials=1", "temperatures=[0]", f"prompts=[{DEVELOPMENT[0]}]")
+    tuned(call, saved_pair, *words, "decoder.prompt_lookup.num_tokens=2")
     assert told == [2, 2], "also for the costs epyc and flat, which have settings of their own"
 
 

@@ -11,7 +11,6 @@ import torch
 from checks import equal, floor_share, lossless, main
 from shapes import fitting
 
-from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
@@ -82,8 +81,8 @@ def test_texts_of_a_stand_in_are_greedys_up_to_ties_of_the_reference_pair(tmp_pa
     overrides = ["experiment=gpu_headline", "rehearsal=cpu", "task.limit=1", "max_new=6"]
     overrides += ["model.standin=null", "model.dtype=float32", f"results_dir={tmp_path}"]
     config = composed(overrides)
-    some = {name: config["decoder"][name] for name in ("greedy", "ouroboros", "hf_greedy")}
-    folder = run(RunConfig.from_mapping({**config, "decoder": some})).folder
+    some = {name: config.decoder[name] for name in ("greedy", "ouroboros", "hf_greedy")}
+    folder = run(replace(config, decoder=some)).folder
     check = equal(folder.path)
     assert check.passed and check.figures == {"compared": 2, "ties": 0, "largest_difference": 0.0}
     samples = folder.load_samples()

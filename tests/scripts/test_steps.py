@@ -121,7 +121,7 @@ def test_every_scripts_commands_are_accepted(script):
     for words in distinct.values():
         refused = ("experiment=", "rehearsal=") if words[0] == "profile" else ()
         assert not any(word.startswith(refused) for word in words)
-        PairSpec.from_mapping(composed(*words[1:], name=CONFIGS[words[0]])["model"])
+        PairSpec(**composed(*words[1:], name=CONFIGS[words[0]])["model"])
 
 
 @pytest.mark.parametrize("found", ["model.engine=tuned draft_weights=int8\n", "\n"])

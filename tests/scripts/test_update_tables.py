@@ -16,11 +16,12 @@ OLD = ROOT / "results" / "reference_humaneval"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder with a page and the results of a run that was made by the present sources."""
+    """A folder with a page and the results of a run that was made by the present code."""
     folder = tmp_path / "results" / "main"
     folder.mkdir(parents=True)
     run = json.loads((OLD / "run.json").read_text())
-    run["provenance"] |= {"sources": update_tables.sources_hash()}
+    run["provenance"]["git"]["dirty"] = False
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: False)
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "summary.json").write_text((OLD / "summary.json").read_text())
     (tmp_path / "README.md").write_text(PAGE)
@@ -52,9 +53,9 @@ def test_tables_are_written_and_edited_numbers_are_found(root, main, monkeypatch
     code, error = main("--check")
     assert code == 1 and error.count("\n") == 1 and "results: headline results/main" in error
     assert main()[0] == 0 and (root / "README.md").read_text() == page
-    monkeypatch.setattr(update_tables, "sources_hash", lambda: "another")
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: True)
     code, error = main("--check")
-    assert code == 0 and error.startswith("warning: README.md: results/main: made by sources that")
+    assert code == 0 and error.startswith("warning: README.md: results/main: made by code that has")
 
 
 @pytest.mark.parametrize("timing", [True, False])
@@ -74,13 +75,24 @@ def test_samples_are_packed_beside_the_tables(root, timing):
     assert not list(places[0].glob("*.jsonl")) and len(list(places[1].iterdir())) == 2
 
 
-def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monkeypatch, main):
+def test_an_unknown_commit_is_other_code():
+    assert update_tables.changed_since("0" * 40)
+
+
+def test_a_folder_that_does_not_say_its_commit_is_stale(root):
+    run = json.loads((root / "results" / "main" / "run.json").read_text())
+    del run["provenance"]["git"]
+    (root / "results" / "main" / "run.json").write_text(json.dumps(run))
+    assert "does not say" in (update_tables.stale(root / "results" / "main") or "")
+
+
+def test_results_of_other_code_are_moved_before_new_ones_are_made(root, monkeypatch, main):
     folder = Path("results", "main")
     main("--begin", str(folder))
-    assert (folder / "run.json").exists(), "of the present sources: kept"
-    for count in range(2):
-        monkeypatch.setattr(update_tables, "sources_hash", lambda count=count: f"other {count}")
-        assert "results of other sources are now in" in main("--begin", str(folder))[1]
+    assert (folder / "run.json").exists(), "of the present code: kept"
+    monkeypatch.setattr(update_tables, "changed_since", lambda commit: True)
+    for _ in range(2):
+        assert "results of other code are now in" in main("--begin", str(folder))[1]
         assert [path.name for path in folder.iterdir()] == ["provenance.json"]
     moved = root / "results" / "local" / "before"
     assert (moved / "results-main" / "run.json").exists() and (moved / "results-main-1").exists()

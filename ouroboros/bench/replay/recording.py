@@ -16,7 +16,7 @@ from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import check_files
+from ouroboros.bench.run.identity import check_found
 from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, PromptBuilder, with_context
 from ouroboros.bench.run.tree_recorder import PrefixKey
@@ -133,7 +133,7 @@ def _prompts_of_run(
         raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
     spec = task or TaskSpec.from_mapping(run["config"]["task"])
     try:
-        check_files(spec.files(), run.get("contents", {}))
+        check_found(spec.files(), run)
         made, examples = spec.for_tokenizer(tokenizer).load()
     except ValueError as error:
         if task:

@@ -52,9 +52,7 @@ def viewer_run(
     if found is None and place:
         found = find_tokenizer(place, fingerprint)
     if tokenizer and not found:
-        raise ValueError(
-            f"--tokenizer {tokenizer}: no tokenizer of the run's model; give its folder"
-        )
+        raise ValueError(f"tokenizer={tokenizer}: no tokenizer of the run's model; give its folder")
     split = splitter(found)
     prompts: dict[str, dict[str, Sample]] = {}
     for sample in sorted(measured.samples, key=lambda sample: sample.repeat):

@@ -1,34 +1,27 @@
-"""The options of a run, with defaults and ranges; conf/config.yaml explains them.
+"""The options of a run, with their defaults. Hydra composes conf/config.yaml over `RunConfig`.
 
-All ranges and combinations are checked here, before anything is loaded. Errors name the option, its
-value and the remedy in one line.
+OmegaConf checks names and types; ranges and combinations are checked here, before anything is
+loaded. Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from omegaconf import OmegaConf
-from transformers import RepetitionPenaltyLogitsProcessor
+from omegaconf import MISSING, OmegaConf
 
-from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
-from ouroboros.processors import Processed
-from ouroboros.select import Sampler, TokenSelector, argmax
 
-SWITCHES = ("overwrite", "retry_failed", "timing", "record_predictions", "refill")
-CHOICES: dict[str, tuple] = {
-    "audit": ("none", "differing", "all"),
-    "parallel": ("tree", None),
-    **dict.fromkeys(SWITCHES, (True, False)),
-}
+if TYPE_CHECKING:
+    from ouroboros.select import TokenSelector
+
+CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
@@ -37,39 +30,93 @@ RANGES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
+class PairSpec:
+    """The options `model.*` of a run, from which `load_pair` loads the models.
+
+    `standin` maps roles to shapes by name (see `standin.shape`): each Llama model is embedded in a
+    larger one of this shape, whose calls cost as much as a real model's. Values of `options` with a
+    `_target_` are instantiated.
+    """
+
+    name: str = "hf"  # the pair's name in the name of the results folder
+    target: str | None = None  # a hub id, folder, GGUF file, or reference/target; required
+    draft: str | None = None  # only for decoders that draft with a model
+    dtype: str = "auto"  # auto, or a torch dtype (see `dtype_of`)
+    device: str | None = None  # None: cuda if available, else cpu; not with a device_map
+    max_len: int | None = None  # positions; None: the model's limit
+    engine: str = "auto"  # as in `CachedModel`
+    standin: dict[str, str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained, both models
+    target_options: dict[str, Any] = field(default_factory=dict)  # for the target only
+    draft_options: dict[str, Any] = field(default_factory=dict)
+    draft_context: int | None = None  # the draft reads at most this many last prompt tokens
+    draft_head: Any = "auto"  # the draft scores only this many ids; auto: those of head_ids.json
+    draft_cost: float | None = None  # of a call, in target calls; None: measured or estimated
+
+    def __post_init__(self) -> None:
+        check_whole("model.draft_context", self.draft_context, null=True)
+        if self.draft_head != "auto":
+            check_whole("model.draft_head", self.draft_head, null=True)
+        if self.draft_cost is not None and not 0 <= self.draft_cost < math.inf:
+            raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
+        if self.standin is not None and self.standin.keys() != {"target", "draft"}:
+            roles = "{target: yi-34b, draft: yi-6b}"
+            raise ValueError(
+                f"model.standin={self.standin}: give a shape for each role, as {roles}"
+            )
+
+    def path(self, role: str) -> str:
+        """Return a role's hub id or folder. Raises `ValueError` if none is set."""
+        from ouroboros.models.load import model_path
+
+        self.check_named(role)
+        return model_path(getattr(self, role))
+
+    def check_named(self, role: str) -> None:
+        """Raise `ValueError` if no hub id or folder is set for a role."""
+        if not getattr(self, role):
+            other = ", or leave decoders that draft with a model out of decoder=[...]"
+            remedy = f"give model.{role}=<hub id or folder>"
+            raise ValueError(remedy + (other if role == "draft" else ""))
+
+    def files(self) -> dict[str, Path]:
+        """Return the models' folders or hub ids by option: {"model.target": Path(...)}; a hub id is
+        a `Path` too, although no such file exists."""
+        named = [role for role in ("target", "draft") if getattr(self, role)]
+        return {f"model.{role}": Path(self.path(role)) for role in named}
+
+
+@dataclass
 class Sampling:
-    """How tokens are selected; the options are those of conf/config.yaml.
+    """How tokens are selected.
 
     The seed of a completion depends only on the run's `seed`, the example and the repeat, so every
     decoder, a resumed run and a replay draw the same tokens.
     """
 
     seed: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0: greedy; above: sampling, with the same noise for all decoders
+    top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = 1.0  # as in transformers; 1: none
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0)
         check_whole("top_k", self.top_k, least=0)
         for name, (low, high, words) in RANGES.items():
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not low <= value <= high:
-                raise ValueError(f"{name}={value}: give a number {words}")
-
-    @property
-    def without_effect(self) -> list[str]:
-        """The options that are set although the temperature is 0, where they have no effect."""
-        drawn = () if self.temperature else ("seed", "top_k", "top_p", "min_p")
-        return [name for name in drawn if getattr(self, name) != getattr(Sampling, name)]
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name}={getattr(self, name)}: give a number {words}")
 
     def choose(self, example: str, repeat: int, *, vocab: int) -> TokenSelector:
         """Return the token selector for a repeat of the example with this id; `vocab` is the
         target's vocabulary size."""
+        from transformers import RepetitionPenaltyLogitsProcessor
+
+        from ouroboros.processors import Processed
+        from ouroboros.select import Sampler, argmax
+
         choose: TokenSelector = argmax
         if self.temperature:
             cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
@@ -87,67 +134,68 @@ def derive_seed(seed: int, example: str, repeat: int) -> int:
     return int.from_bytes(digest[:8]) >> 2
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """All options of a run, as explained in conf/config.yaml.
+@dataclass
+class Published:
+    """The numbers of a published run, for the report."""
 
-    `decoder` maps names to decoder configs, as for `make_decoder`. Raises `ValueError` for values
-    and combinations that cannot run.
+    source: str | None = None
+    hardware: str | None = None
+    tokens_per_s: dict[str, float] = field(default_factory=dict)  # by decoder
+
+
+@dataclass
+class RunConfig(Sampling):
+    """All options of a run. `decoder` maps names to decoder configs, as for `make_decoder`.
+
+    Raises `ValueError` for values and combinations that cannot run.
     """
 
-    model: PairSpec
-    task: TaskSpec
-    decoder: Mapping[str, Mapping[str, object]]
-    sampling: Sampling = field(default_factory=Sampling)
-    max_new: int | None = None
-    repeats: int = 1
-    batch_size: int = 1
-    refill: bool = False
-    context_tokens: int | None = None
-    threads: int | None = None
-    parallel: str | None = None
-    audit: str = "differing"
-    results_dir: str | None = None
-    overwrite: bool = False
-    retry_failed: bool = False
-    timing: bool = True
-    costs: str | Mapping | None = None
-    published: Mapping | None = None
-    record_predictions: bool = False
+    model: PairSpec = MISSING
+    task: Any = MISSING  # a `TaskSpec`, or its mapping
+    decoder: dict[str, dict[str, Any]] = field(default_factory=dict)
+    max_new: int | None = None  # new tokens per prompt; None: the task's default
+    repeats: int = 1  # how often each decoder decodes each prompt
+    batch_size: int = 1  # prompts that a decoder decodes together, in joint calls
+    refill: bool = False  # when a prompt ends, the next one takes its place in the batch
+    context_tokens: int | None = None  # pad each prompt with other prompts to this many tokens
+    threads: int | None = None  # CPU threads; None: torch's default
+    parallel: str | None = None  # tree: torchrun's processes share the nodes of each tree
+    audit: str = "differing"  # audit completions that differ from greedy's | all: controls | none
+    results_dir: str | None = None  # None: results/local/<task>-<model>-<time>
+    overwrite: bool = False  # replace the run in results_dir
+    retry_failed: bool = False  # rerun the failed samples in results_dir
+    timing: bool = True  # False: report counts only, because other jobs share the device
+    costs: Any = None  # call costs: epyc, flat, a file, a timed folder; None: measured if needed
+    published: Published | None = None
+    record_predictions: bool = False  # needs timing=false: record trees and predictions
 
     @classmethod
-    def from_mapping(cls, options: Mapping) -> RunConfig:
-        """Return the config for plain values, as in conf/config.yaml and run.json; missing options
-        get their defaults. Raises `ValueError` for unknown options and invalid values."""
-        own = {"decoder": {}, **options}
-        drawn = {f.name for f in fields(Sampling)}
-        known = {f.name for f in fields(cls)} - {"sampling"} | drawn
-        for name in own.keys() - known:
-            raise ValueError(
-                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
-            )
-        for name in ("model", "task", "decoder"):
-            check_settings(name, own.get(name))
-        own["model"] = PairSpec.from_mapping(own["model"])
-        own["task"] = TaskSpec.from_mapping(own["task"])
-        return cls(sampling=Sampling(**{n: own.pop(n) for n in drawn & own.keys()}), **own)
+    def from_mapping(cls, options: Mapping) -> Self:
+        """Return the config for plain values, as in run.json; missing options get their defaults.
+        Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
+        merged = OmegaConf.merge(OmegaConf.structured(cls), dict(options))
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
     def to_mapping(self) -> dict:
         """Return the config as plain values; the inverse of `from_mapping`."""
-        values = {**asdict(self), "task": self.task.to_mapping()}
-        return values | values.pop("sampling")
+        return {**asdict(self), "task": self.task.to_mapping()}
 
-    def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
+    def replaced(self, overrides: Mapping[str, object]) -> Self:
         """Return the config with some options overridden: {"task.path": value}."""
         options = OmegaConf.create(self.to_mapping())
         for name, value in overrides.items():
             OmegaConf.update(options, name, value, merge=False, force_add=True)
-        return RunConfig.from_mapping(OmegaConf.to_container(options))  # type: ignore[arg-type]
+        return type(self).from_mapping(OmegaConf.to_container(options))  # type: ignore[arg-type]
+
+    @property
+    def sampling(self) -> Sampling:
+        """The options of token selection."""
+        return Sampling(**{name: getattr(self, name) for name in Sampling.__dataclass_fields__})
 
     @property
     def needs_draft(self) -> bool:
         """Whether any decoder drafts with a draft model."""
-        return any(map(needs_draft, self.decoder.values()))
+        return any(own.get("draft") is not None for own in self.decoder.values())
 
     def files(self) -> dict[str, Path]:
         """Return the files, folders and hub ids that the config names, as {option: path}, for
@@ -160,13 +208,15 @@ class RunConfig:
         return {**self.model.files(), **self.task.files(), **found}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.task, Mapping):
+            self.task = TaskSpec.from_mapping(self.task)
         for name in ("max_new", "repeats", "threads", "context_tokens", "batch_size"):
             check_whole(name, getattr(self, name), null=name not in ("repeats", "batch_size"))
         for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if (type(value), value) not in [(type(choice), choice) for choice in choices]:
-                known = ", ".join(json.dumps(choice).strip('"') for choice in choices)
-                raise ValueError(f"{name}={value}: choose one of {known}")
+            if getattr(self, name) not in choices:
+                known = ", ".join(choice or "null" for choice in choices)
+                raise ValueError(f"{name}={getattr(self, name)}: choose one of {known}")
         if self.record_predictions and self.timing:
             raise ValueError("record_predictions=true slows every step: give timing=false as well")
         if self.batch_size > 1 and self.parallel:
@@ -177,32 +227,10 @@ class RunConfig:
                     f"parallel=tree with model.{name}.{min(plan)}: transformers would spread one "
                     "model over all processes; leave one of the two out"
                 )
-        check_published(self.published)
-        self.model.path("target")
+        self.model.check_named("target")
         for name, own in self.decoder.items():
-            check_settings(f"decoder.{name}", own)
-        check_decoders(self.decoder)
-        for name, own in self.decoder.items():
-            if own.get("verification") == "rejection" and self.sampling.repetition_penalty != 1.0:
+            if own.get("verification") == "rejection" and self.repetition_penalty != 1.0:
                 raise ValueError(
                     f"decoder.{name}.verification=rejection supports no repetition_penalty: "
                     "give 1.0"
                 )
-
-
-def check_published(given: object) -> None:
-    """Raise `ValueError` unless `given`, the option `published`, is one that a report can show."""
-    if given is None:
-        return
-    named = isinstance(given, Mapping) and given.keys() <= {"source", "hardware", "tokens_per_s"}
-    speeds = given.get("tokens_per_s", {}) if named else None  # type: ignore[attr-defined]
-    numbers = speeds.values() if isinstance(speeds, Mapping) else [0]
-    if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
-        form = "{source: ..., hardware: ..., tokens_per_s: {<decoder>: <number above 0>}}"
-        raise ValueError(f"published={given}: give {form}")
-
-
-def check_settings(name: str, value: object) -> None:
-    """Raise `ValueError` unless `value`, the settings of the option `name`, is a mapping."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name}={value}: give settings, as {{name: value}}")

@@ -65,10 +65,17 @@ class Finished(ValueError):
 
 
 class ResultsFolder:
-    """The files of one run in `path`."""
+    """The files of one run in `path`.
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    `overwrite` and `retry_failed` are the options of the run that writes here: with `overwrite`, an
+    old run's files are not read, and are removed when the run starts; with `retry_failed`, a
+    finished run may be resumed.
+    """
+
+    def __init__(
+        self, path: Path | str, *, overwrite: bool = False, retry_failed: bool = False
+    ) -> None:
+        self.path, self.overwrite, self.retry_failed = Path(path), overwrite, retry_failed
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
@@ -92,42 +99,43 @@ class ResultsFolder:
                     path.unlink()
                     os.removedirs(self.path)
 
-    def check_open(
-        self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
-    ) -> dict | None:
-        """Return the run.json to resume; None for a new run or with `overwrite`. Write no files.
+    def run_to_resume(self, facts: Mapping) -> dict | None:
+        """Return the run.json to resume; None for a new run. Write no files.
 
-        `facts` is the run.json of the run that is about to start. Without `overwrite`, raises
-        `ValueError` if the folder has a different run, and `Finished` if its run is finished; with
-        `retry_failed`, a finished run raises `ValueError` only if none of its samples failed. Also
-        raises `ValueError` for gzipped samples.
+        `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
+        has a different run, files without a run.json, or gzipped samples, and `Finished` if its run
+        is finished; with `retry_failed` only if none of its samples failed.
         """
         refuse_packed(self.path / SAMPLES)
-        if overwrite or not (self.path / RUN).exists():
+        if self.overwrite:
+            return None
+        if not (self.path / RUN).exists():
+            paths = (self.path / name for name in (SAMPLES, SCORES, COSTS))
+            for path in (path for path in paths if path.exists() and path.stat().st_size):
+                raise ValueError(f"{self.path} has {path.name}, but no {RUN} of a run: {REMEDY}")
             return None
         old = self.load_run()
         if what := changes(old, facts):
             raise ValueError(
-                f"{self.path} holds a run with other settings, sources or environment ({what}): "
+                f"{self.path} holds a run with other settings, code or environment ({what}): "
                 f"resume it as it was, {REMEDY}"
             )
         if old.get("status") == "finished":
-            if not retry_failed:
+            if not self.retry_failed:
                 audit = "'ouroboros audit' repeats its audit and summary"
                 raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
             if not any(sample.error for sample in self.load_samples()):
                 raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
         return old
 
-    def open_run(self, facts: dict, *, overwrite: bool = False, retry_failed: bool = False) -> dict:
-        """Start the run or resume the one in this folder; return its run.json.
-
-        Raises `ValueError` as `check_open` does. Overwriting removes the old run's files.
-        """
-        old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
-        if overwrite:
+    def open_run(self, facts: dict) -> dict:
+        """Start the run or resume the one in this folder; return its run.json. Raises `ValueError`
+        as `run_to_resume` does."""
+        old = self.run_to_resume(facts)
+        if self.overwrite:
             (self.path / SAMPLES).write_bytes(b"")
-        for name in MADE if overwrite else (AUDIT, "audit.md"):  # the audit covers old samples only
+        # The audit covers old samples only.
+        for name in MADE if self.overwrite else (AUDIT, "audit.md"):
             for path in self.path.glob(name):
                 path.unlink()
         resumed = 0 if old is None else old.get("resumed", 0) + 1
@@ -156,7 +164,8 @@ class ResultsFolder:
         """Return each model's engine by role, such as {"target": "fused"}, if this folder's run is
         on a CPU; else {}. A resumed run must reuse these engines, because on a CPU they were chosen
         by timing."""
-        model = self.load_run().get("model", {}) if (self.path / RUN).exists() else {}
+        resumed = not self.overwrite and (self.path / RUN).exists()
+        model = self.load_run().get("model", {}) if resumed else {}
         if model.get("device") != "cpu":
             return {}
         return {role: made["engine"] for role, made in model.get("engines", {}).items()}

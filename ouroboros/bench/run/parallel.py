@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ouroboros.bench.run.folder import COSTS, PROMPTS, REMEDY, RUN, SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, PROMPTS, SAMPLES, ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, dtype_of
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -54,32 +55,24 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 
 
 @contextmanager
-def claimed_folder(
-    place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
-) -> Iterator[ResultsFolder]:
-    """Yield the folder that this rank writes to, locked and checked with `check_open(facts,
-    **choice)`: `place` on rank 0, else a temporary folder with copies of the files needed to
-    resume. `choice` has `overwrite` and `retry_failed`. Also raises `ValueError` for samples,
-    scores or costs without a run.json."""
+def claimed(folder: ResultsFolder, facts: Mapping, ranks: Ranks) -> Iterator[ResultsFolder]:
+    """Yield the folder that this rank writes to, locked and checked with `run_to_resume(facts)`:
+    `folder` on rank 0, else a temporary one with copies of the files needed to resume."""
     with ExitStack() as stack:
         if ranks.rank:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = ResultsFolder(place)
+            folder = copy(folder)
+            folder.path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         def claim() -> None:
             stack.enter_context(folder.locked())
-            folder.check_open(facts, **choice)
-            paths = (place / name for name in (SAMPLES, SCORES, COSTS))
-            others = [path.name for path in paths if path.exists() and path.stat().st_size]
-            if others and not (choice["overwrite"] or (place / RUN).exists()):
-                raise ValueError(f"{place} has {others[0]}, but no {RUN} of a run: {REMEDY}")
+            folder.run_to_resume(facts)
 
         all_succeed(ranks, claim)
-        names = () if choice["overwrite"] else (SAMPLES, PROMPTS, COSTS, "pool-*.json")
-        paths = [path for name in names for path in place.glob(name)]
+        names = () if folder.overwrite else (SAMPLES, PROMPTS, COSTS, "pool-*.json")
+        paths = [path for name in names for path in folder.path.glob(name)]
         files = ranks.broadcast({path.name: path.read_bytes() for path in paths})
         for name, data in files.items() if ranks.rank else ():
-            (place / name).write_bytes(data)
+            (folder.path / name).write_bytes(data)
         yield folder
 
 

@@ -7,7 +7,6 @@ of the run's first decoder.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -56,12 +55,6 @@ class PromptBuilder:
         without the turns before it."""
         return max((len(self.preview(example)) for example in examples), default=0)
 
-    @property
-    def unused_args(self) -> list[str]:
-        """The names in `args` that do not occur in the chat template."""
-        source = self.tokenizer.get_chat_template() if self.args else ""
-        return [name for name in self.args if not re.search(rf"\b{name}\b", source)]
-
     def _rendered(self, example: Example) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
@@ -73,7 +66,7 @@ class PromptBuilder:
             if token.special and messages[-1]["content"].lstrip().startswith(token.content):
                 raise ValueError(
                     f"the prompt of {example.id} begins with {token.content}, as if a template "
-                    "had rendered it: give task.template=plain ('generate': --template none)"
+                    "had rendered it: give task.template=plain "
                 )
         try:
             return self.tokenizer.apply_chat_template(

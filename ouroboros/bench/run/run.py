@@ -26,26 +26,16 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import BUSY, check_files, describe, other_load, without_paths
+from ouroboros.bench.run.identity import BUSY, check_found, describe, other_load, without_paths
 from ouroboros.bench.run.loop import Bench, in_one_line
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
-from ouroboros.bench.run.parallel import (
-    claimed_folder,
-    draft_on_first,
-    join_ranks,
-    on_own_device,
-)
+from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
 from ouroboros.bench.run.prompts import PromptBuilder, with_context
 from ouroboros.bench.tasks.dataset import AUTO
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
-from ouroboros.decoder_factory import (
-    decoder_config,
-    decoder_factories,
-    needs_draft,
-    wants_costs,
-)
+from ouroboros.decoder_factory import check_decoders, decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
@@ -54,9 +44,6 @@ from ouroboros.engine.quantised import bytes_of, quantised_by
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
 """Options that are passed to the loop unchanged."""
-FOR_A_CPU = {"lookahead", "prompt_lookup", "prompt_lookup_adaptive", "racer", "speculative"}
-FOR_A_CPU |= {"suffix_decoding", "suffix_hybrid", "token_recycling"}
-"""Decoders tuned for a CPU; conf/experiment/drafters_flat.yaml has other settings for a GPU."""
 Say = Callable[[str], object]
 
 
@@ -93,29 +80,24 @@ def run(
             say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
-        if config.task.options.get("template") == AUTO:
-            tokenizer = load_tokenizer(config.model)
-            config = replace(config, task=config.task.for_tokenizer(tokenizer))
-        task, examples = config.task.load()
-        if getattr(task, "execute_code", False):
-            check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+        config, task, examples = load_task(config)
         costs, facts = load_costs(config.costs), describe(config, examples)
         if config.parallel and config.timing:
             facts["provenance"]["machine"]["processes"] = ranks.size
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = Path(config.results_dir or Path("results", "local", name))
-        choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
-        folder = stack.enter_context(claimed_folder(place, facts, ranks, choice))
+        store = ResultsFolder(place, overwrite=config.overwrite, retry_failed=config.retry_failed)
+        folder = stack.enter_context(claimed(store, facts, ranks))
+
         recorded = None if config.overwrite else folder.load_costs()
-        spec = on_own_device(config.model, ranks)
-        engines = {} if config.overwrite else folder.engines()
+        spec, engines = on_own_device(config.model, ranks), folder.engines()
         load = partial(load_pair, spec, with_draft=config.needs_draft, engines=engines)
         pair = all_succeed(ranks, load)
         costs = recorded or measure_costs(pair) or costs
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=costs, ranks=shared)
         facts |= run_facts(config, bench)
-        record = all_succeed(ranks, lambda: folder.open_run(facts, **choice))
+        record = all_succeed(ranks, lambda: folder.open_run(facts))
         if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
@@ -126,20 +108,11 @@ def run(
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(place)}")
 
-        finished, failed = False, 0
-        bar = tqdm(total=bench.total, dynamic_ncols=True, disable=not progress)
-
-        def tick(sample: Sample) -> None:
-            nonlocal failed
-            failed += sample.error is not None
-            named = sample.decoder + (f", {failed} failed" if failed else "")
-            bar.set_postfix_str(named, refresh=False)
-            bar.update()
-
+        finished = False
         try:
             # The other processes of a parallel run would count as other programs.
-            with bar, nullcontext() if config.parallel else other_load(record["load"]):
-                bench.run(folder, tick, retry_failed=config.retry_failed)
+            with nullcontext() if config.parallel else other_load(record["load"]):
+                measure(bench, folder, progress=progress)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
                     if failure := score(bench, folder, record, bar.update):
@@ -152,13 +125,14 @@ def run(
             folder.save_run(record, status="interrupted")
             raise
         if ranks.rank:
-            return RunResult(ResultsFolder(place), bench, finished, first=False)
+            return RunResult(store, bench, finished, first=False)
         if isinstance(bench.target, ShardedModel):
             traffic = bench.target.exchanged_bytes / max(1, bench.target.exchanges)
             record["parallel"] = {"ranks": ranks.size, "bytes_per_step": round(traffic, 1)}
             target = bench.target.alone()
             bench = replace(bench, target=target, models=[target, *bench.models[1:]])
         folder.save_run(record, status="finished" if finished else "interrupted")
+
         if finished and config.audit != "none":
             how: dict = {"total": len(bench.examples) * bench.repeats, "leave": False}
             try:
@@ -169,6 +143,34 @@ def run(
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
                 finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
+
+
+def load_task(config: RunConfig) -> tuple[RunConfig, Task, list[Example]]:
+    """Return the config with the template that template=auto stands for, the task, and its
+    prompts. Raises `ValueError` if decoders or the sandbox for code cannot run."""
+    if config.task.options.get("template") == AUTO:
+        tokenizer = load_tokenizer(config.model)
+        config = replace(config, task=config.task.for_tokenizer(tokenizer))
+    task, examples = config.task.load()
+    if getattr(task, "execute_code", False):
+        check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+    check_decoders(config.decoder)
+    return config, task, examples
+
+
+def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
+    """Measure the samples that the folder lacks; show a bar with `progress`."""
+    failed = 0
+    with tqdm(total=bench.total, dynamic_ncols=True, disable=not progress) as bar:
+
+        def tick(sample: Sample) -> None:
+            nonlocal failed
+            failed += sample.error is not None
+            named = sample.decoder + (f", {failed} failed" if failed else "")
+            bar.set_postfix_str(named, refresh=False)
+            bar.update()
+
+        bench.run(folder, tick, retry_failed=folder.retry_failed)
 
 
 def score(
@@ -237,7 +239,7 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
         raise ValueError(f"{folder.path / RUN} lacks {', '.join(sorted(lacking))}: it is damaged")
     config = RunConfig.from_mapping(run["config"]).replaced(overrides or {})
-    check_files(config.files(), run.get("contents", {}))
+    check_found(config.files(), run)
     task, examples = config.task.load()
     pair = load_pair(config.model, with_draft=config.needs_draft, engines=folder.engines())
     costs = folder.load_costs() or load_costs(config.costs)
@@ -270,45 +272,17 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     """Yield a warning for each reason to doubt the run's results."""
     if config.timing and (busy := max(load.values())) > BUSY:
         yield f"other programs use {busy:.0f} % of this machine: times are longer and less certain"
-    about = bench.costs.about if bench.costs else {}
-    if isinstance(spread := about.get("spread"), float) and spread > NOISY:
+    spread = bench.costs.about.get("spread") if bench.costs else None
+    if isinstance(spread, float) and spread > NOISY:
         yield (
             f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
             "run on a quiet machine, or give costs=<file or name>"
         )
-    planned = any(needs_draft(own) and wants_costs(own) for own in config.decoder.values())
-    if planned and bench.costs is not None and bench.costs.draft is None:
-        yield "the costs have no draft calls: decoders plan them at the price of target calls"
     count, task = len(bench.examples), config.task
     if config.batch_size > max(1, count):
         yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
     if task.limit and (found := sum(not one.follows for one in bench.examples)) < task.limit:
         yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {found}"
-    for name in bench.prompts.unused_args:
-        yield f"task.template_args.{name} has no effect: the model's chat template does not use it"
-    unused = config.sampling.without_effect
-    if not config.sampling.temperature:
-        how = {name: own.get("verification") for name, own in config.decoder.items()}
-        unused += [f"decoder.{n}.verification={v}" for n, v in how.items() if v == "rejection"]
-    if unused:
-        yield f"at temperature=0 {' and '.join(unused)} has no effect"
-    if config.repeats > 1 and (warm := carried_pools(config)):
-        yield f"later repeats of {', '.join(warm)} also draft from the completions of earlier ones"
-    if same := pools_of(config, bench):
-        yield f"the pools of {', '.join(same)} hold completions of these prompts"
-    tuned = [
-        name
-        for name in FOR_A_CPU & config.decoder.keys()
-        if {**config.decoder[name], "draft": ""} == {**decoder_config(name), "draft": ""}
-    ]
-    if tuned and bench.target.device.type == "cuda":
-        yield (
-            f"{', '.join(sorted(tuned))}: these settings are tuned for a CPU; "
-            "experiment=drafters_flat has settings for a GPU"
-        )
-    bare = [name for name, own in config.decoder.items() if own.get("draft", ...) is None]
-    if bare and not config.model.draft:
-        yield f"{', '.join(bare)}: without a draft model; give model.draft=<hub id or folder>"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
 
@@ -316,19 +290,6 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
 def carried_pools(config: RunConfig) -> list[str]:
     """Return the names of the decoders that keep their phrases for the whole run."""
     return [name for name, own in config.decoder.items() if "task" in own.values()]
-
-
-def pools_of(config: RunConfig, bench: Bench) -> list[str]:
-    """Return the names of the decoders that load the pool of a run of some of these prompts (the
-    same ids and the same version of the task)."""
-    ids, found = {example.id for example in bench.examples}, []
-    for name, own in config.decoder.items():
-        folder = ResultsFolder(Path(str(own.get("pool") or "")).parent)
-        if own.get("pool") and (folder.path / RUN).exists():
-            version = folder.load_run().get("task", {}).get("version")
-            measured = {sample.example for sample in folder.load_samples()}
-            found += [name] * (version == bench.task.version and not ids.isdisjoint(measured))
-    return found
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -368,10 +329,11 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "carried_pools": carried_pools(config),
-        "pools_of_these_prompts": pools_of(config, bench),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
-        **{name: getattr(config, name) for name in ("repeats", "timing", "published")},
+        "repeats": config.repeats,
+        "timing": config.timing,
+        "published": asdict(config.published) if config.published else None,
         "samples_wanted": bench.total,
     }
     return without_paths(facts)

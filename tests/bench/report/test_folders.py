@@ -171,7 +171,7 @@ def test_batch_sizes_without_times_are_compared_by_counts(tmp_path):
 def test_runs_whose_files_would_have_the_same_name_are_refused(tmp_path, unplotted, capsys):
     for name in ("run 1", "run-1"):
         write(tmp_path / name)
-    assert report(tmp_path / "run 1", tmp_path / "run-1", "--out", tmp_path / "out") == 2
+    assert report(tmp_path / "run 1", tmp_path / "run-1", f"out={tmp_path / 'out'}") == 2
     error = capsys.readouterr().err
     assert "would both write tables/run-1-default.csv: rename a folder" in error
     assert not (tmp_path / "out").exists()
@@ -185,11 +185,11 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, unplotte
     (tmp_path / "torn" / "run.json").write_text("{")
     folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]
     out = tmp_path / "out"
-    assert report(*folders, "--out", tmp_path / "elsewhere") == 2
+    assert report(*folders, f"out={tmp_path / 'elsewhere'}") == 2
     assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
     unplotted.undo()
     capsys.readouterr()
-    assert report(*folders, "--out", out, "--remake", "--wide") == 2
+    assert report(*folders, f"out={out}", "remake=true", "wide=true") == 2
     told = capsys.readouterr()
     errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and "no samples.jsonl" in errors[0] and "damaged" in errors[1]
@@ -215,13 +215,13 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, unplotte
 def test_a_report_replaces_the_tables_and_plots_of_the_earlier_one(tmp_path, unplotted):
     out, run = tmp_path / "out", tmp_path / "main"
     write(run)
-    assert report(sweep(tmp_path / "gammas", values=(2, 4)), run, "--out", out) == 0
+    assert report(sweep(tmp_path / "gammas", values=(2, 4)), run, f"out={out}") == 0
     own = [out / "tables/gammas-mine.csv", out / "plots/main-speedup.pdf"]
     for path in own:
         path.write_text("mine")
-    assert report(run, "--out", out) == 0
+    assert report(run, f"out={out}") == 0
     left = {p for name in ("tables", "plots") for p in (out / name).iterdir()}
-    assert report(run, "--out", tmp_path / "new") == 0
+    assert report(run, f"out={tmp_path / 'new'}") == 0
     new = {p for name in ("tables", "plots") for p in (tmp_path / "new" / name).iterdir()}
     assert left == {out / path.relative_to(tmp_path / "new") for path in new} | set(own)
 
@@ -237,7 +237,7 @@ def test_the_command_prints_one_table_and_the_same_numbers_as_json(tmp_path, unp
 
 def test_costs_of_a_name_count_every_run(tmp_path, unplotted, capsys):
     write(tmp_path / "main", timing=False)
-    assert report(tmp_path / "main", "--costs", "flat") == 0
+    assert report(tmp_path / "main", "costs=flat") == 0
     told = capsys.readouterr().out
     assert "predicted with the costs 'flat'" in told and "predicted speedup" in told
     assert report(tmp_path / "nothing") == 2

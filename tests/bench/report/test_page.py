@@ -60,7 +60,7 @@ def test_tokens_are_ids_without_the_runs_own_tokenizer(tmp_path):
     assert find_tokenizer("no/such-model") is find_tokenizer("reference/target", "other") is None
     assert splitter(None)([5, 6]) == ["5 ", "6 "]
     write_run(tmp_path, RUN, [sample("a", "greedy", [step(0, 0)])])
-    with pytest.raises(ValueError, match="--tokenizer no/such-model"):
+    with pytest.raises(ValueError, match="tokenizer=no/such-model"):
         viewer_run(load(tmp_path), "x", most_tokens=9, tokenizer="no/such-model")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -233,7 +232,7 @@ def test_too_large_a_model_is_not_judged_where_it_differs(job, folder, monkeypat
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), ("another token", 1)])
 def test_the_commands_exit_code(job, folder, finished, tmp_path, monkeypatch, bug, code):
     def by_command(folder):
-        return command.audit(Namespace(folder=folder.path, overrides=[]))
+        return command.audit([str(folder.path)], [])
 
     report = SimpleNamespace(facts=SimpleNamespace(title="a title"))
     if bug is not None:

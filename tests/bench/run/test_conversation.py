@@ -186,7 +186,6 @@ def test_arguments_of_the_chat_template():
     task = Prompts(path="examples", template="chat", template_args=given)
     first, prompts = task.load()[0], PromptBuilder(tokenizer, task.template_args)
     assert tokenizer.decode(prompts.ids(first)).startswith("<no think><user>")
-    assert prompts.unused_args == ["enable_thinking"], "a name that the template does not have"
     done = Prompts(path="examples", template="chat").prompt.example("x", {"prompt": " <eos>a"}, {})
     with pytest.raises(ValueError, match=r"of x begins with <eos>, as if .*task\.template=plain"):
         prompts.ids(done)

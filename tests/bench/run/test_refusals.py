@@ -5,28 +5,21 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from bench_models import TextTask, bench_of, byte_tokenizer, ran, run_config, tiny_llama
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
 
 from ouroboros import CachedModel
-from ouroboros.bench.report import gather
-from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
-from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.run import caveats, pools_of, rebuild, run
+from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.decoder_factory import decoder_config
 
 
 def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
@@ -77,8 +70,8 @@ def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
     target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
     monkeypatch.setattr(*target, intrude)
     assert run(run_config(saved)).finished and len(told) == 1
-    folder = ResultsFolder(saved / "run")
-    folder.open_run({}, overwrite=True)
+    folder = ResultsFolder(saved / "run", overwrite=True)
+    folder.open_run({})
     monkeypatch.setattr(running, "load_pair", lambda *spec, **options: pytest.fail("loaded"))
     with folder.locked(), pytest.raises(ValueError, match="another run is writing here"):
         run(run_config(saved))
@@ -149,63 +142,6 @@ def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy
     assert "models: target, float32 on cpu" in lines
 
 
-@pytest.mark.parametrize(("draft_ms", "warned"), [(None, True), (2.0, False)])
-def test_costs_without_draft_calls_are_told(saved, draft_ms, warned):
-    path, lines = saved / "costs.json", list[str]()
-    path.write_text(json.dumps({"verify_ms": {"1": 10.0}, "draft_ms": draft_ms}))
-    model = PairSpec("tiny", str(saved / "target"), str(saved / "target"), dtype="float32")
-    own = {"_target_": "ouroboros.Ouroboros", "draft": "x"}
-    run(run_config(saved, model=model, decoder={"own": own}, costs=str(path)), say=lines.append)
-    assert any("costs have no draft calls" in line for line in lines) is warned
-
-
-@pytest.mark.parametrize("draft", [None, "draft"])
-def test_decoders_that_lack_their_draft_model_are_told(saved, draft):
-    """Unless the pair has one: then it was left out on purpose, as by experiment=ablation."""
-    names = ("suffix_hybrid", "suffix_decoding")
-    model = PairSpec("tiny", str(saved / "target"), draft, dtype="float32")
-    lines: list[str] = []
-    own = {name: decoder_config(name) for name in names}
-    own["suffix_hybrid"]["draft"] = None
-    run(run_config(saved, model=model, decoder=own), say=lines.append)
-    told = [line for line in lines if "without a draft model" in line]
-    assert [line.split(":")[0] for line in told] == ["suffix_hybrid"] * (draft is None)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("gamma", [8, 9])
-def test_settings_for_a_cpu_are_told_on_a_gpu(saved, device, gamma):
-    own = {**decoder_config("speculative"), "draft": "x", "gamma": gamma}
-    config = run_config(saved, decoder={"speculative": own})
-    target = SimpleNamespace(device=torch.device(device))
-    bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], target=target, examples=[])
-    bench.prompts = SimpleNamespace(unused_args=())
-    said = "speculative: these settings are tuned for a CPU"
-    lines = [line for line in caveats(config, bench, {"cpu_percent": 0.0}) if said in line]
-    assert len(lines) == (device == "cuda" and gamma == 8)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "warned"),
-    [({"seed": 5}, True), ({"top_p": 0.9}, True), ({"temperature": 0.8, "top_k": 5}, False)],
-)
-def test_options_of_sampling_at_temperature_0_are_told(saved, sampling, warned):
-    lines: list[str] = []
-    run(run_config(saved, sampling=Sampling(**sampling)), say=lines.append)
-    assert any(line.endswith(" has no effect") for line in lines) is warned
-
-
-@pytest.mark.parametrize(("temperature", "warned"), [(0.0, True), (0.7, False)])
-def test_rejection_sampling_at_temperature_0_is_told(saved, temperature, warned):
-    own = {**decoder_config("speculative"), "draft": "x", "verification": "rejection"}
-    config = run_config(saved, decoder={"own": own}, sampling=Sampling(temperature=temperature))
-    bench: Any = SimpleNamespace(costs=None, decoders=["greedy"], examples=[])
-    bench.target = SimpleNamespace(device=torch.device("cpu"))
-    bench.prompts = SimpleNamespace(unused_args=())
-    said = "at temperature=0 decoder.own.verification=rejection has no effect"
-    assert (said in caveats(config, bench, {"cpu_percent": 0.0})) is warned
-
-
 @pytest.mark.parametrize(
     ("limit", "batch_size", "said"),
     [
@@ -226,33 +162,6 @@ def test_a_limit_counts_conversations(saved):
     task = TaskSpec("specbench", {"path": "examples"}, limit=99)
     run(run_config(saved, task=task), say=lines.append)
     assert "task.limit=99, but with task.stride=1 there are only 4" in lines
-
-
-@pytest.mark.parametrize(("repeats", "warned"), [(1, False), (2, True)])
-def test_phrases_that_a_repeat_finds_in_earlier_ones_are_a_warning(saved, repeats, warned):
-    kept = {"_target_": "ouroboros.baselines.SuffixDecoding", "max_tokens": 4, "state": "task"}
-    lines: list[str] = []
-    run(run_config(saved, repeats=repeats, decoder={"kept": kept}), say=lines.append)
-    assert any("repeats of kept also draft from" in line for line in lines) is warned
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_pool_from_a_run_of_the_same_prompts_is_a_warning(saved, same):
-    other = saved / "prompts.jsonl"  # another prompt with the same id
-    other.write_text('{"prompt": "abc"}\n')
-    task = TaskSpec("prompts", {"path": "examples" if same else str(other)}, limit=1)
-    kept = {"_target_": "ouroboros.Ouroboros", "draft": None, "pool_state": "task"}
-    warm = run(
-        run_config(saved, task=task, decoder={"kept": kept}, results_dir=str(saved / "warm"))
-    )
-    kept = {**kept, "pool_state": "loaded", "pool": str(warm.folder.path / "pool-kept.json")}
-    lines: list[str] = []
-    made = run(config := run_config(saved, decoder={"kept": kept}), say=lines.append)
-    other_prompts = replace(made.bench, examples=made.bench.examples[1:])
-    assert not pools_of(config, other_prompts)
-    assert ("the pools of kept hold completions of these prompts" in lines) is same
-    noted = summarise(gather.load(made.folder.path)).notes
-    assert ("The pools of kept held completions of these prompts." in noted) is same
 
 
 DAMAGE = [

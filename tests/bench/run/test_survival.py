@@ -126,7 +126,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
     assert (tmp_path / SAMPLES).read_bytes() == lines
     folder.save_run(folder.load_run(), status="finished")
     folder.append(AUDIT, {"verdicts": "of the samples so far"})
-    folder.open_run({}, retry_failed=True)
+    ResultsFolder(tmp_path, retry_failed=True).open_run({})
     assert not (tmp_path / AUDIT).exists()
     seen: list[Sample] = []
     bench.run(folder, seen.append, retry_failed=True)
@@ -135,7 +135,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
     assert len((tmp_path / SAMPLES).read_bytes().splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):
-        folder.check_open({}, retry_failed=True)
+        ResultsFolder(tmp_path, retry_failed=True).run_to_resume({})
 
 
 class Grumpy(Ouroboros):
@@ -186,7 +186,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     with pytest.raises(ValueError, match=r"already finished.*overwrite=true; 'ouroboros audit'"):
         folder.open_run(FACTS)
     folder.append(SAMPLES, {})
-    assert folder.open_run(OTHER, overwrite=True)["resumed"] == 0
+    assert ResultsFolder(tmp_path, overwrite=True).open_run(OTHER)["resumed"] == 0
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
     assert not (tmp_path / "profile.json").exists()
 
@@ -214,7 +214,7 @@ def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     path.unlink()
     assert folder.load_samples() == samples
     with pytest.raises(ValueError, match="gunzip it to resume"):
-        folder.open_run({}, retry_failed=True)
+        ResultsFolder(tmp_path, retry_failed=True).open_run({})
     packed = path.with_name(f"{SAMPLES}.gz")
     packed.write_bytes(packed.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"samples.jsonl.gz is damaged"):
@@ -227,7 +227,7 @@ def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
 
     folder = ResultsFolder(tmp_path)
     folder.open_run(facts("2.13"))
-    assert folder.check_open(facts("2.13"))
+    assert folder.run_to_resume(facts("2.13"))
     reason = r"environment \(torch was 2.13, is 2.14\): resume it as it was, use another"
     with pytest.raises(ValueError, match=reason) as refusal:
         folder.open_run(facts("2.14"))
