@@ -83,8 +83,8 @@ def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> N
         for table in run_tables(summary):
             print(table.caption, as_text(table.frame, "simple"), sep="\n\n", end="\n\n")
         return
-    for table in terminal_tables(summary, console.width):
-        console.print(table)
+    for shown in terminal_tables(summary, console.width):
+        console.print(shown)
         print()
     if (prompts := summary.facts.prompts) < FEWEST_PROMPTS and len(summary.frame) > 1:
         few = f"{prompts} prompt{'s' * (prompts != 1)}"

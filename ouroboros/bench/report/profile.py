@@ -104,8 +104,8 @@ def profile(
     timed = any(step.scored for sample in good for step in sample.steps[1:])
     if timed and record["status"] == "finished":  # a resumed run plans with the same costs
         seen = Costs.of_samples(good)
-        prefill = {"prefill_ms": seen.prefill_ms, "prefill_tokens": seen.prefill_tokens}
-        costs = replace(costs, host_ms=seen.host_ms, **prefill)
+        costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
+        costs = replace(costs, prefill_tokens=seen.prefill_tokens)
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={**measured, "model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)

@@ -171,7 +171,7 @@ def summarised(measured: Sequence[Measured]) -> list[Summary]:
     sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
     names = short_names(sweep or home for home, sweep in zip(homes, sweeps, strict=True))
     labels = {home: names.get(home, "") for home in homes}
-    for sweep in {*sweeps} - {None}:
+    for sweep in dict.fromkeys(filter(None, sweeps)):
         jobs = [home for home, own in zip(homes, sweeps, strict=True) if own == sweep]
         settings = swept([one.run for one in measured if one.folder in jobs])
         values = [

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -72,7 +72,8 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     engines grey, the rest in other colours. The marks do not depend on the order."""
     marks, used = dict[str, Mark](), Counter[tuple]()
     for name in sorted(names):
-        colours, lines = OTHERS, LINES[:1]
+        colours: tuple[str, ...] = OTHERS
+        lines: tuple[str, ...] = LINES[:1]
         if name.startswith("ouroboros"):
             colours, lines = (RED,), LINES
         elif name.startswith(("greedy", "hf_", "llama_cpp")):
@@ -134,7 +135,7 @@ def stacked_bars(
     figure = new_figure(1.3 + 0.42 * len(parts))
     axes = figure.add_subplot()
     looks = [marks[str(name)] for name in parts]
-    colours = [mark.colour for mark in looks]
+    colours: Any = [mark.colour for mark in looks]
     parts.plot.barh(
         stacked=True,
         ax=axes,
@@ -144,8 +145,9 @@ def stacked_bars(
         linewidth=0.5,
         legend=False,
     )
+    containers: Any = axes.containers
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    for mark, (_, widths), bars in zip(looks, parts.items(), axes.containers, strict=True):
+    for mark, (_, widths), bars in zip(looks, parts.items(), containers, strict=True):
         for bar in bars:
             bar.set_hatch(mark.hatch)
         wide = widths > 0.07 * totals.max()

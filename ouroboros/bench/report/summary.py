@@ -164,15 +164,13 @@ def summarise(measured: Measured) -> Summary:
         corpus_scores = run.get("corpus_scores", {}).get(name, {})
         scores = score_intervals(samples, measured.scores) | corpus_scores
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
-        own, count = (
-            [measured.scores[s.key] for s in samples if s.key in measured.scores],
-            len(samples),
-        )
+        own = [measured.scores[s.key] for s in samples if s.key in measured.scores]
+        count = len(samples)
         cut = sum(s.finish in ("length", "context") for s in samples)
         late = sum(scores.get("timed_out", 0) for scores in own)
         why = costs.why_not(samples) if costs and rows[name]["cost_per_token"] is None else None
         limit = f"at the length limit (max_new={run['max_new']})"
-        for said, known in (
+        for said, applies in (
             (f"only {len(own)} of {count} completions have a score", 0 < len(own) < count),
             (f"{cut} of {count} scored completions were cut off {limit}", scores and cut),
             (f"{late:.0f} of {count} programs timed out, so they did not pass", late),
@@ -182,7 +180,7 @@ def summarise(measured: Measured) -> Summary:
             ),
             (f"no cost/token and no prediction: {why}", why),
         ):
-            if known:
+            if applies:
                 problems.setdefault(said, []).append(name)
         if "in law" not in verdicts[name] and (differing := rows[name]["unequal"]):
             alone = rows[name]["equal_speedup"]

@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -194,7 +194,7 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
     found = [_fitting(frame, [name for name in optional if name in frame], width)]
     for table in group_tables(summary):
         frame = table.frame.replace(r" (\[|\(n =).*", "", regex=True)
-        found.append(_fitting(frame, list(frame)[:2:-1], width))
+        found.append(_fitting(frame, [*map(str, frame)][:2:-1], width))
     return found
 
 
@@ -243,7 +243,7 @@ def write_latex(table: Table, path: Path, *, about: str) -> None:
     `LATEX_CAPTION` characters; the label is tab:<file name>, with -2, -3 for further tables.
     """
     keys = [name for name in table.frame if name not in table.better] if table.better else []
-    values = [name for name in table.frame if name not in keys]
+    values: Any = [name for name in table.frame if name not in keys]
     parts = math.ceil(len(values) / max(1, LATEX_COLUMNS - len(keys)))
     caption = textwrap.shorten(
         f"{table.caption.partition(': ')[0]}. {about}", LATEX_CAPTION, placeholder=" ..."
@@ -252,7 +252,7 @@ def write_latex(table: Table, path: Path, *, about: str) -> None:
     for number, names in enumerate(np.array_split(values, parts), 1):
         frame = table.frame[[*keys, *names]]
         shown = frame.style.format(escape="latex").format_index(escape="latex", axis=1)
-        for name in names:
+        for name in map(str, names):
             shown = shown.apply(bold_best, better=table.better.get(name, ""), subset=[name])
         text = shown.hide(axis="index").to_latex(
             hrules=True,
@@ -265,12 +265,13 @@ def write_latex(table: Table, path: Path, *, about: str) -> None:
     path.write_text("\n".join(found), encoding="utf-8")
 
 
-def bold_best(cells: pd.Series, better: str) -> np.ndarray:
+def bold_best(cells: pd.Series, better: str) -> list[str]:
     """Return a style per cell of a column: bold for its best number, unless all are equal or
     neither "higher" nor "lower" is `better`."""
     shown = pd.to_numeric(cells.str.extract(r"^(-?[\d.]+)")[0], errors="coerce")
     best = shown == (shown.min() if better == "lower" else shown.max())
-    return np.where(best & bool(better) & (shown.nunique() > 1), BOLD, "")
+    some = bool(better) and shown.nunique() > 1
+    return [BOLD if one and some else "" for one in best]
 
 
 def _across(
@@ -285,7 +286,7 @@ def _across(
     cells = [{str(n): cell(metric, row) for n, row in frame.iterrows()} for frame in frames]
     values = pd.DataFrame(cells).fillna("-")
     frame = pd.concat([pd.DataFrame(lead).astype(str), values], axis=1)
-    return Table(name, caption, frame, dict.fromkeys(values, metric.better))
+    return Table(name, caption, frame, dict.fromkeys(map(str, values), metric.better))
 
 
 def _known(frame: pd.DataFrame, name: str) -> bool:
