@@ -91,7 +91,7 @@ class Eager:
         self.forwards += 1
         make_room(parts)
         device, layouts = self.info.device, [layout for _, layout in parts]
-        ids = [token for layout in layouts for token in layout.known_ids(self.info.vocab_size)]
+        ids = [one for layout in layouts for one in layout.known_ids(self.info.vocab_size)]
         positions = np.concatenate([layout.positions()[layout.held :] for layout in layouts])
         words = torch.from_numpy(np.stack([np.array(ids), positions])).to(device, non_blocking=True)
         if token is not None:
