@@ -160,6 +160,8 @@ def run_hydra(name: str, words: Sequence[str], argv: Sequence[str], *, as_json: 
     config = CONFIGS.get(name, name)
     try:
         hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=config)(job)()
+    except SystemExit as end:
+        return int(end.code or 0)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
     if failure:

@@ -43,6 +43,10 @@ class ReplayOptions:
     threads: int | None = None
     results_dir: str | None = None  # folder for replay.json and samples.jsonl; None: write none
 
+    def __post_init__(self) -> None:
+        if not self.recording:
+            raise ValueError("give recording=<results folder, or JSONL file>")
+
 
 @dataclass
 class TuneOptions:

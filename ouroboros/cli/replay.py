@@ -37,8 +37,6 @@ NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
 def replay(options: ReplayOptions) -> tuple[int, dict]:
     """Replay each decoder; print the tables and, with a `results_dir`, write them; return the exit
     code (2 if a decoder could not be replayed) and the JSON document."""
-    if not options.recording:
-        raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
         check_whole(name, getattr(options, name), null=True)
     torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -47,7 +45,7 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     if out and any(file.is_file() for file in out.path.glob("*")):
         raise ValueError(f"results_dir={out.path} is not empty: choose another folder")
     costs = load_costs(options.costs)
-    path, spec = Path(options.recording), options.model
+    path, spec = Path(str(options.recording)), options.model
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
     task = TaskSpec.from_mapping(options.task) if options.task else None
     recording = read_recording(path, tokenizer, task=task, limit=options.limit)

@@ -201,7 +201,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["samples"] == 6
     assert (folder / "samples.jsonl").read_text().startswith(lines[0])
-    assert "Resumed 1 time(s)" in (folder / "summary.md").read_text()
+    assert json.loads((folder / "run.json").read_text())["resumed"] == 1
 
 
 def test_failed_samples_are_said_last_and_measured_anew(run_bench, monkeypatch):

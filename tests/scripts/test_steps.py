@@ -69,7 +69,7 @@ def test_finished_steps_are_skipped_and_killed_reports_and_audits_are_made(run, 
     assert (code, asked) == (0, []) and said.count("finished before") == 3
     (tmp_path / "results" / "one" / "summary.md").unlink()
     (tmp_path / "results" / "two" / "audit.jsonl").unlink()
-    assert run()[:2] == (0, ["--remake results/one", "results/two"])
+    assert run()[:2] == (0, ["results/one remake=true", "results/two"])
     _, asked, _ = run(EXTRA="max_new=4", RESULTS="elsewhere")
     assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
 

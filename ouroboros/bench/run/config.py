@@ -46,7 +46,7 @@ class PairSpec:
     device: str | None = None  # None: cuda if available, else cpu; not with a device_map
     max_len: int | None = None  # positions; None: the model's limit
     engine: str = "auto"  # as in `CachedModel`
-    standin: dict[str, str] | None = None
+    standin: dict[str, str | None] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained, both models
     target_options: dict[str, Any] = field(default_factory=dict)  # for the target only
     draft_options: dict[str, Any] = field(default_factory=dict)
@@ -173,7 +173,9 @@ class RunConfig(Sampling):
     def from_mapping(cls, options: Mapping) -> Self:
         """Return the config for plain values, as in run.json; missing options get their defaults.
         Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
-        merged = OmegaConf.merge(OmegaConf.structured(cls), dict(options))
+        model = dict(options.get("model", {}))
+        model.pop("exact", None)  # recorded by runs before 0.9
+        merged = OmegaConf.merge(OmegaConf.structured(cls), {**options, "model": model})
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
     def to_mapping(self) -> dict:
