@@ -46,7 +46,7 @@ class PairSpec:
     device: str | None = None  # None: cuda if available, else cpu; not with a device_map
     max_len: int | None = None  # positions; None: the model's limit
     engine: str = "auto"  # as in `CachedModel`
-    standin: dict[str, str | None] | None = None
+    standin: Any = None  # {target: shape, draft: shape or null}
     options: dict[str, Any] = field(default_factory=dict)  # for from_pretrained, both models
     target_options: dict[str, Any] = field(default_factory=dict)  # for the target only
     draft_options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,8 @@ class PairSpec:
             check_whole("model.draft_head", self.draft_head, null=True)
         if self.draft_cost is not None and not 0 <= self.draft_cost < math.inf:
             raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
-        if self.standin is not None and self.standin.keys() != {"target", "draft"}:
+        shaped = isinstance(self.standin, Mapping) and self.standin.keys() == {"target", "draft"}
+        if self.standin is not None and not shaped:
             roles = "{target: yi-34b, draft: yi-6b}"
             raise ValueError(
                 f"model.standin={self.standin}: give a shape for each role, as {roles}"
