@@ -189,9 +189,9 @@ class Offering:
 
 def test_a_draft_call_is_made_for_those_who_together_pay_for_it():
     """It costs 0.1 target calls and planning, and 4 sequences gain 8 tokens in one."""
-    assert share_draft_call([Offering(0.1)]) == [False]
-    assert share_draft_call([Offering(0.1) for _ in range(8)]) == [True] * 8
-    rows = [Offering(2.0), Offering(0.1), Offering(-0.1)]
+    assert share_draft_call([Offering(0.36)]) == [False]
+    assert share_draft_call([Offering(0.36) for _ in range(8)]) == [True] * 8
+    rows = [Offering(7.2), Offering(0.36), Offering(-0.36)]
     assert share_draft_call(rows) == [True, True, False]
     assert [row.drafting_ms for row in rows] == [1.0, 1.0, 0.0]
 

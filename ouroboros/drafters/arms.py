@@ -17,6 +17,7 @@ DECAY = 0.97  # factor on earlier steps at each new one
 PRIOR = {Arm.TEXT: 1.3, Arm.DRAFT: 1.75}  # tokens per cost that are assumed at first
 WEIGHT = 4.0  # the cost for which that assumption counts
 CARRIED = 12.0  # earlier prompts count for at most this much cost
+PLAIN_RATE = 0.95  # of plain steps; a little less than 1, because planning alone costs little
 TRIAL_STEPS = 4
 TRIAL_SHARE, FIRST_LOSS = 0.01, 2.0  # trials may lose this share of all cost, and this cost
 
@@ -44,7 +45,7 @@ class Arms:
 
     def rate(self, arm: Arm) -> float:
         """Return an arm's tokens per cost."""
-        return self._tokens[arm] / self._cost[arm] if arm else 1.0
+        return self._tokens[arm] / self._cost[arm] if arm else PLAIN_RATE
 
     def next(self, most: Arm) -> Arm:
         """Return the arm of the next step, up to `most`."""

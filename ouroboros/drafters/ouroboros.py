@@ -76,7 +76,7 @@ class Ouroboros:
         children: int = 5,
         draft_nodes: int = 24,
         recycle: bool = True,
-        runners_up: bool = True,
+        runners_up: bool = False,
         judge: bool = True,
         adapt: bool = True,
         costs: str | Costs | None = None,
