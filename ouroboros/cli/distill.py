@@ -99,7 +99,7 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     words = ", ".join(f"{name} {value:.2f}x" for name, value in measured.items())
     facts = {
         **document,
-        "target": source,
+        "target": spec.target,
         "folder": str(folder),
         "table": table.to_markdown(index=False, floatfmt=".2f"),
         "prompts": "your prompts" if prompts else "its own prompts",
@@ -110,7 +110,7 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     shutil.rmtree(folder / "work")
     print_table(table)
     print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
-    print(f"use it: ouroboros bench model=hf model.target={source} model.draft={folder}")
+    print(f"use it: ouroboros bench model=hf model.target={spec.target} model.draft={folder}")
     return 0, document
 
 
