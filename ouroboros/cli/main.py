@@ -93,7 +93,9 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
         rest = rest[len(words) :]
         if not words and not rest:
-            raise ValueError(f"give its words first: ouroboros {name} {WORDS[name]} NAME=VALUE ...")
+            raise ValueError(
+                f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
+            )
     if name == "audit":
         return call("audit", words, rest, as_json=as_json)
     return run_hydra(name, words, rest, as_json=as_json)

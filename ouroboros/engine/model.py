@@ -1,4 +1,4 @@
-"""An unmodified Hugging Face causal LM, wrapped to score token trees with a KV cache.
+"""A Hugging Face causal LM, wrapped to score token trees with a KV cache.
 
 Invariant: after `accept`, the cache holds every token of the sequence except the last. Prefill,
 rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: uncached

@@ -112,7 +112,7 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
         (["bench", "seed=1", "-m", "limit=3"], "no option 'limit' (did you mean task.limit?)"),
         (["bench", "twice"], "error: twice: write options as NAME=VALUE"),
         (["generate", "Once", "upon"], "error: upon: write options as NAME=VALUE"),
-        (["generate"], 'error: give its words first: ouroboros generate "PROMPT" NAME=VALUE'),
+        (["generate"], 'error: "PROMPT" is missing: ouroboros generate "PROMPT" NAME=VALUE'),
         (["bnch"], "there is no command 'bnch' (did you mean bench?); choose from generate"),
         (["bench", "-m", "hydra/launcher=nowhere", "task.limit=1"], "install its plugin"),
     ],
