@@ -110,6 +110,8 @@ class CachedModel(TreeModel):
         forget_packed(self.model)
         self._read_model()
 
+    prepack = refresh  # its name in version 0.2
+
     def _read_model(self) -> None:
         """Set all attributes that depend on the model."""
         most, engine, head = self._options
