@@ -21,6 +21,7 @@ SOURCE = Path(__file__)
 CACHE = cache_folder([SOURCE])
 BLOCK = 64  # ids whose best score is remembered together
 LOWEST = np.int32(-(2**31))
+INFINITY = np.int32(0x7F800000)  # the bits of infinity; those of NaN are larger
 TYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 NONE = np.empty((0, 0), np.float32)
 
@@ -56,9 +57,10 @@ _sum_exp = jit(_sum_exp, "reassoc", "contract")
 
 @jit
 def _key(bits):
-    """Return an int32 that orders a float32, given by its bits; -0.0 equals 0.0."""
-    key = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
-    return np.int32(0) if key == np.int32(-1) else key
+    """Return an int32 that orders a float32, given by its bits; NaN is highest, -0.0 equals 0.0."""
+    size = bits & np.int32(0x7FFFFFFF)
+    key = -size if bits < np.int32(0) else size
+    return np.int32(0x7FFFFFFF) if size > INFINITY else key
 
 
 @jit
@@ -67,7 +69,8 @@ def _maximum(values):
     best, bits = LOWEST, values.view(np.int32)
     for i in range(len(bits)):
         best = max(best, _key(bits[i]))
-    return np.full(1, _key(best), np.int32).view(np.float32)[0]
+    bits = best if best >= 0 else -best | LOWEST
+    return np.full(1, bits, np.int32).view(np.float32)[0]
 
 
 @jit
@@ -144,7 +147,8 @@ def _compiled() -> Callable:
 
 
 def can_rank(logits: torch.Tensor, count: int) -> bool:
-    """Return whether `rank` serves these logits."""
+    """Return whether `rank` supports these logits: on a CPU, in float32 or bfloat16, with at least
+    `count` columns, and with numba's compiler on."""
     fits = logits.device.type == "cpu" and logits.dtype in TYPES and count <= logits.shape[-1]
     return fits and not CONFIG.DISABLE_JIT
 

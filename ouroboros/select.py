@@ -195,7 +195,7 @@ class LogitSelector(TokenSelector):
         shares: bool = True,
     ) -> np.ndarray | None:
         """Return ids, scores and `shares` of the best tokens by compiled code
-        (`ouroboros.ranking`); None if it does not serve these logits."""
+        (`ouroboros.ranking`); None if it does not support these logits."""
         if logits.device.type != "cpu":
             return None
         from ouroboros.ranking import can_rank, rank  # numba takes half a second to import

@@ -62,8 +62,9 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
         raise ValueError(f"minutes={options.minutes}: give a number above 0")
     if not isinstance(options.layers, list):
         check_whole("layers", options.layers)
-    source = spec.path("target")
-    folder = Path(options.out or Path("drafts", Path(source).name.removesuffix(".gguf")))
+    spec.path("target")  # must be given
+    name = Path(str(spec.target)).name.removesuffix(".gguf")
+    folder = Path(options.out or Path("drafts", name))
     if (folder / "README.md").exists():
         raise ValueError(f"out={folder} has a finished draft: give another folder, or delete it")
     torch.set_num_threads(options.threads or torch.get_num_threads())

@@ -34,6 +34,12 @@ COMMANDS = {
 }
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
+FLAGS = {
+    "generate": {"target": "model.target", "draft": "model.draft", "template": "task.template"}
+    | {name: name for name in ("decoder", "max_new", "temperature", "seed", "race")},
+    "report": {name: name for name in ("out", "costs", "remake", "tokenizer", "wide")},
+}
+"""Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
 CONFIGS = {"bench": "config", "profile": "profiling"}
 """The configs of commands, where they have another name."""
 USAGE = f"""\
@@ -91,12 +97,36 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             words = rest[:1]
         else:
             words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
-        rest = rest[len(words) :]
+        rest = without_flags(name, rest[len(words) :])
         if not words and not rest:
-            raise ValueError(f"give its words first: ouroboros {name} {WORDS[name]} NAME=VALUE ...")
+            raise ValueError(
+                f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
+            )
     if name == "audit":
         return call("audit", words, rest, as_json=as_json)
     return run_hydra(name, words, rest, as_json=as_json)
+
+
+def without_flags(name: str, argv: Sequence[str]) -> list[str]:
+    """Return arguments with the flags in `FLAGS` written as options.
+
+    >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
+    ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
+    """
+    found, rest = list[str](), list(argv)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        option = FLAGS.get(name, {}).get(flag[2:].replace("-", "_")) if flag[:2] == "--" else None
+        if option is None:
+            found.append(flag + equals + value)
+            continue
+        if not equals:
+            value = rest.pop(0) if rest and rest[0][:1] != "-" and "=" not in rest[0] else "true"
+        found += ["model=hf"] * (option == "model.target")
+        found.append(
+            f"{option}={'plain' if (option, value) == ('task.template', 'none') else value}"
+        )
+    return found
 
 
 def call(name: str, *arguments: Any, as_json: bool) -> int:

@@ -64,12 +64,12 @@ class Arms:
     def _affords(self, price: float) -> bool:
         return self._lost + price < TRIAL_SHARE * self._spent
 
-    def observe(self, arm: Arm, made: tuple[float, float], text: tuple[float, float]) -> None:
-        """Count a step: the tokens and the cost that it `made`, and those of the text alone."""
-        self.spend(arm, *made)
-        self._count(Arm.TEXT, *(text if arm == Arm.DRAFT else made))
+    def observe(self, arm: Arm, step: tuple[float, float], text: tuple[float, float]) -> None:
+        """Count the tokens and cost of a `step`, and those that the `text` alone would have had."""
+        self.spend(arm, *step)
+        self._count(Arm.TEXT, *(text if arm == Arm.DRAFT else step))
         if arm == Arm.DRAFT:
-            self._count(Arm.DRAFT, *made)
+            self._count(Arm.DRAFT, *step)
 
     def _count(self, arm: Arm, tokens: float, cost: float) -> None:
         self._tokens[arm] = DECAY * self._tokens[arm] + tokens

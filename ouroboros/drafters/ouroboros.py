@@ -36,7 +36,7 @@ from ouroboros.tree import TokenTree
 PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
-DIP = 1.3  # larger calls are really faster by at most this factor, by their tiles
+DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
@@ -60,11 +60,12 @@ class Ouroboros:
       clock, the output never does; choose False for reproducible proposals
 
     Each step is plain, drafts from the text alone, or also with the draft model, whichever made
-    most tokens per time (`Arms`). The draft model reads the prompt at its first call, if what it
-    saves is worth the time of that prefill. If `costs` has no prefill times, the call is always
-    made, except in batches, where the time is estimated from call costs. The saved time is that of
-    READ_AHEAD + the number of generated tokens, at most the budget. In the first step after a long
-    prompt only the root is proposed, so the first token comes as early as in greedy decoding.
+    most tokens per cost (`Arms`; not in batches). The draft model reads the prompt at its first
+    call, if what it saves is worth the time of that prefill. If `costs` has no prefill times, the
+    call is always made, except in batches, where the time is estimated from call costs. The saved
+    time is that of READ_AHEAD + the number of generated tokens, at most the budget. In the first
+    step after a long prompt only the root is proposed, so the first token comes as early as in
+    greedy decoding.
     Raises `ValueError` for settings out of range.
     """
 
@@ -272,8 +273,8 @@ def default_costs(draft: CachedModel | None) -> str:
 
 def cost_table(surface: Surface, context: float) -> list[float]:
     """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
-    beyond the longest known one counts as the longest. A call that was measured to take much longer
-    than a larger one (DIP) was interrupted: it counts as that much longer."""
+    beyond the longest known one counts as the longest. A call that was measured to take more
+    than DIP times as long as a larger one was interrupted: it counts as DIP times as long."""
     largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
     ms = surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms)))
     return np.minimum(ms, DIP * np.minimum.accumulate(ms[::-1])[::-1]).tolist()

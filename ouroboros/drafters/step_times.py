@@ -1,4 +1,4 @@
-"""What a step takes: call costs measured at load, corrected by the times of later steps."""
+"""The times of steps: call costs measured at load, corrected by the times of later steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class CallTimes:
         return max(call, 0.0), max(scale * (a * self._products - b * times), 0.0)
 
     def observe(self, ms: float, table: Sequence[float], nodes: int) -> None:
-        """Learn from a call of so many nodes that took `ms`."""
+        """Learn from a call of `nodes` nodes that took `ms`; `table` has the milliseconds of calls
+        of 1, 2, ... nodes at load."""
         more = table[min(nodes, len(table)) - 1] / table[0] - 1.0
         measured = ms / table[0]
         if self._count >= UNCLIPPED:

@@ -1,4 +1,4 @@
-"""An unmodified Hugging Face causal LM, wrapped to score token trees with a KV cache.
+"""A Hugging Face causal LM, wrapped to score token trees with a KV cache.
 
 Invariant: after `accept`, the cache holds every token of the sequence except the last. Prefill,
 rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: uncached
@@ -109,6 +109,8 @@ class CachedModel(TreeModel):
         weights and discard captured graphs. Errors are those of the class."""
         forget_packed(self.model)
         self._read_model()
+
+    prepack = refresh  # its name in version 0.2
 
     def _read_model(self) -> None:
         """Set all attributes that depend on the model."""

@@ -90,8 +90,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What was made: the draft's layers and number of ids; texts, their new tokens and training
-    steps; agreement before and after training, by temperature; the held-out prompts."""
+    """The result of `distill`: the draft's layers and number of ids; the number of texts, of their
+    new tokens and of training steps; agreement before and after training, by temperature; the
+    held-out prompts, each once."""
 
     layers: list[int]
     head: int

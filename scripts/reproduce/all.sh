@@ -27,12 +27,12 @@ both() {
   bench "$1_t08" temperature=0.8 "${@:2}"
 }
 
-# The headline: every decoder, 40 prompts x 128 tokens of HumanEval and GSM8K. 4 runs of 12 minutes.
+# The headline: every decoder, 20 prompts x 128 tokens of HumanEval and GSM8K. 4 runs of 6 minutes.
 headline() {
-  local every="decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,token_recycling,racer,ouroboros,hf_assisted]"
-  both headline/humaneval "$every" task.limit=40 task.stride=4 max_new=128
+  local every="decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,token_recycling,racer,ouroboros,ouroboros_text]"
+  both headline/humaneval "$every" task.limit=20 task.stride=8 max_new=128
   have gsm8k_test.jsonl && both headline/gsm8k "$every" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" \
-    task.limit=40 task.stride=30 max_new=128
+    task.limit=20 task.stride=60 max_new=128
 }
 
 # Six tasks with their scores, 20 prompts x up to 256 tokens. 12 runs of 4 minutes.

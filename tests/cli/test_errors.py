@@ -87,7 +87,7 @@ OTHERS = {
     ],
     "report": [
         (["nosuch"], "nosuch is not a results folder: no run.json"),
-        ([], "error: give its words first: ouroboros report FOLDER ..."),
+        ([], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
         (["target", "--nosuch"], "error: --nosuch: write options as NAME=VALUE; 'ouroboros re"),
         (["damaged"], "damaged/run.json"),
         (["target", "out=damaged"], "out=damaged is a results folder: give another"),

@@ -11,7 +11,7 @@ from measured import RUN
 from published_tables import KINDS
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
-OLD = ROOT / "results" / "reference_humaneval"
+OLD = ROOT / "results" / "headline" / "humaneval_t0"
 
 
 @pytest.fixture

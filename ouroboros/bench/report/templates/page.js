@@ -218,7 +218,7 @@ function chooseRun() {
     ? `${run().prompts.length} of the run's ${run().prompts_in_all} prompts are in this page.` : "";
   if (run().repeats > 1) $("shown").textContent += ` Shown: the first of ${run().repeats} repeats.`;
   if (run().trees_left_out) $("shown").textContent += " Trees of the later prompts are left out.";
-  if (run().as_ids) $("shown").textContent += " Token ids: the run's tokenizer was not found; give its folder by --tokenizer.";
+  if (run().as_ids) $("shown").textContent += " Token ids: the run's tokenizer was not found; pass tokenizer=FOLDER to ouroboros report.";
   if (!run().timed) $("mode").value = "step";
   choosePrompt();
 }
