@@ -174,9 +174,9 @@ class RunConfig(Sampling):
     def from_mapping(cls, options: Mapping) -> Self:
         """Return the config for plain values, as in run.json; missing options get their defaults.
         Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
-        model = dict(options.get("model", {}))
-        model.pop("exact", None)  # recorded by runs before 0.9
-        merged = OmegaConf.merge(OmegaConf.structured(cls), {**options, "model": model})
+        if isinstance(model := options.get("model"), Mapping):  # runs before 0.9 recorded `exact`
+            options = {**options, "model": {k: v for k, v in model.items() if k != "exact"}}
+        merged = OmegaConf.merge(OmegaConf.structured(cls), dict(options))
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
     def to_mapping(self) -> dict:
