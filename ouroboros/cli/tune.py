@@ -57,6 +57,8 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     if unknown := [name for name in options.decoder if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
+    if bare := [name for name, own in options.decoder.items() if own.get("draft", ...) is None]:
+        raise ValueError(f"{', '.join(bare)}: give model.draft=<hub id or folder>")
     overrides = list(HydraConfig.get().overrides.task)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
