@@ -52,6 +52,8 @@ CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 16  # rows attend to whole blocks of positions, which begin at multiples of 16
 CHUNK, QUERIES = 32, 128  # keys converted to float32 at a time, and queries that use them
 DEPTH = 1024  # inputs per partial sum of oneDNN; half of it for layers with at most DEPTH inputs
+LEAST = np.float32(-50)  # lowest exponent of a weight: products of smaller ones are subnormal
+# numbers, which the processor handles 100 times slower
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
 LAYER_FIELDS, PART_FIELDS = 13, 11  # columns of the layer and sequence tables of `decode`
@@ -194,7 +196,7 @@ def _softmax(scores, skip, count):
         highest = max(highest, _ordered(np.int32(bits_of(scores[at]))))
     top = float_of(np.uint32(_ordered(highest)))
     for at in range(len(scores)):
-        scores[at] = _exp(scores[at] - top)
+        scores[at] = _exp(max(scores[at] - top, LEAST))
     scores[:skip] = 0
     scores[count:] = 0
     total = np.float32(0)
@@ -213,9 +215,17 @@ def _zeros(rows, width):
 
 
 @numba.njit(**FAST)
+def _together(n, group):
+    """Return how many of `n` rows a work item of `_attend` has: half of them if these are still
+    some, so that threads get equal shares; at most QUERIES queries, `group` for each row."""
+    half = (n + 1) // 2 if n >= 2 * TOGETHER else n
+    return max(1, min(half, QUERIES // group))
+
+
+@numba.njit(**FAST)
 def _items(n, heads, kv_heads):
     """Return the number of work items of `_attend` for `n` rows."""
-    together = max(1, QUERIES * kv_heads // heads)
+    together = _together(n, heads // kv_heads)
     return (n + together - 1) // together * kv_heads
 
 
@@ -229,7 +239,7 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
     order of positions. See `exact.Reach` for `lengths`, `straight`, `tails` and `first`.
     """
     group, head = queries.shape[1] // kv_heads, item % kv_heads
-    together = max(1, QUERIES // group)
+    together = _together(len(queries), group)
     row = item // kv_heads * together
     queries, out = queries[row : row + together], out[row : row + together]
     n = len(queries)
@@ -283,9 +293,9 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
                 tile = scores[q, low[r] - begin : ends[r] - begin]
                 sums[q] = _softmax(tile, first[r] - low[r], lengths[r] - low[r])
     for q in range(n * group):
-        target = out[q // group, head * group + q % group]
+        target, own = out[q // group, head * group + q % group], total[q]
         for column in range(len(target)):
-            _put(target, column, total[q, column] / sums[q])
+            _put(target, column, own[column] / sums[q])
 
 
 @numba.njit(**FAST)
@@ -384,8 +394,9 @@ def _norm_rows(counter, rows, residual, addend, weight, out, eps):
     while item < len(rows):
         own = residual[rows[item]]
         if len(addend):
+            more = addend[rows[item]]  # indexed here, or the loop is not vectorised
             for at in range(len(own)):
-                _put(own, at, _get(own, at) + _get(addend[rows[item]], at))
+                _put(own, at, _get(own, at) + _get(more, at))
         _norm(own, weight, out[item], eps)
         item = next_item(counter)
 
@@ -424,10 +435,12 @@ def _gate_rows(counter, both, out):
     pieces, item = (width + PIECE - 1) // PIECE, next_item(counter)
     while item < n * pieces:
         row, start = item // pieces, item % pieces * PIECE
-        for at in range(start, min(start + PIECE, width)):
-            x = _get(both[row, 0], at)
-            silu = _round(out[row], x / (np.float32(1) + _exp(-x)))
-            _put(out[row], at, silu * _get(both[row, 1], at))
+        piece = slice(start, min(start + PIECE, width))
+        inputs, factors, own = both[row, 0, piece], both[row, 1, piece], out[row, piece]
+        for at in range(len(own)):
+            x = _get(inputs, at)
+            silu = _round(own, x / (np.float32(1) + _exp(-x)))
+            _put(own, at, silu * _get(factors, at))
         item = next_item(counter)
 
 

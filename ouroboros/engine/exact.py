@@ -51,6 +51,11 @@ class Reach:
         assert all(own.dtype == np.int64 and own.flags.c_contiguous for own in arrays)
         return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
 
+    def of_rows(self, rows: slice) -> Reach:
+        """Return the slots that some of the tokens attend to."""
+        first = np.ascontiguousarray(self.first[:, rows])
+        return Reach(self.lengths[rows], self.straight[rows], self.tails[rows], first)
+
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
         """Return the slots that a layout's fed tokens attend to. `window`: the sliding window, or

@@ -115,6 +115,15 @@ class Share(NamedTuple):
     slots: SlotCache
     fed: slice
     reach: Reach
+    written: int = 0  # rows of this call that are in the slots already
+
+    def within(self, rows: slice) -> Share:
+        """Return the share of the call's `rows`, numbered from their first; it may be empty."""
+        start = max(self.fed.start, rows.start)
+        stop = max(start, min(self.fed.stop, rows.stop))
+        own = slice(start - self.fed.start, stop - self.fed.start)
+        fed = slice(start - rows.start, stop - rows.start)
+        return Share(self.slots, fed, self.reach.of_rows(own), own.start)
 
 
 class Fused(Eager):
@@ -170,10 +179,20 @@ class Fused(Eager):
             Share(slots, slice(end - layout.fed, end), Reach.of(layout, self.info.sliding_window))
             for (slots, layout), end in zip(parts, ends, strict=True)
         ]
-        angles = self._angles(positions[0])
-        if ends[-1] <= MOST and self.table is not None:
-            return self._in_one_kernel(ids[0], angles, shares, keep)
-        return self._by_layer(ids[0], angles, shares, keep)
+        ids, angles, n = ids[0], self._angles(positions[0]), ends[-1]
+        if self.table is None:
+            return self._by_layer(ids, angles, shares, keep)
+        kept = np.arange(n - keep if keep else 0, n) if isinstance(keep, int) else keep.numpy()
+        if n <= MOST:
+            return self._in_one_kernel(ids, angles, shares, kept)
+        logits, (cos, sin) = list[torch.Tensor](), angles
+        for start in range(0, n, MOST):
+            rows = slice(start, min(start + MOST, n))
+            now = [share.within(rows) for share in shares]
+            wanted = kept[(rows.start <= kept) & (kept < rows.stop)] - start
+            part = [share for share in now if share.fed.start < share.fed.stop]
+            logits.append(self._in_one_kernel(ids[rows], (cos[rows], sin[rows]), part, wanted))
+        return torch.cat(logits)
 
     def _by_layer(
         self,
@@ -198,7 +217,7 @@ class Fused(Eager):
             qkv = layer.qkv(normed)
             queries = qkv.new_empty(n, heads, shape.key_width, dtype=torch.float32)
             attended = []
-            for slots, fed, reach in shares:
+            for slots, fed, reach, _ in shares:
                 own, rows = slots.slots[index], fed.stop - fed.start
                 pointers = [rows_of[fed].data_ptr() for rows_of in (qkv, cos, sin)]
                 kernel.rotate(
@@ -238,21 +257,21 @@ class Fused(Eager):
         ids: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         shares: Sequence[Share],
-        keep: int | torch.Tensor,
+        kept: np.ndarray,
     ) -> torch.Tensor:
-        """Compute `_by_layer` for up to `MOST` rows with the kernel that runs the whole model."""
+        """Compute `_by_layer` for up to `MOST` rows with the kernel that runs the whole model;
+        `kept` [rows] int64 has the indices of the rows whose logits are returned."""
         n, table, head = len(ids), self.table, self.head
         assert table is not None
         shape, threads = self.info.layers[0], torch.get_num_threads()
-        kept = np.arange(n - keep if keep else 0, n) if isinstance(keep, int) else keep.numpy()
         sequences = np.array(
             [
                 [
-                    *(fed.start, fed.stop, slots.length, slots.capacity),
+                    *(fed.start, fed.stop, slots.length + written, slots.capacity),
                     *(slots.slots[0].keys.data_ptr(), slots.slots[0].values.data_ptr()),
                     *(*reach.addresses[:3], reach.tails.shape[1], reach.addresses[3]),
                 ]
-                for slots, fed, reach in shares
+                for slots, fed, reach, written in shares
             ]
         )
         logits = self.cos.new_empty(len(kept), head.packed.shape[0], dtype=self.info.dtype)

@@ -33,7 +33,7 @@ from ouroboros.engine.frozen import Frozen
 
 ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
 HINT = 4  # rows that the layout is optimised for; optimising for fewer gains nothing
-MOST = 64  # most rows for our own kernel; with more, oneDNN's is as fast
+MOST = 128  # most rows of one call of our own kernel
 SERIAL = 1 << 16  # multiplications below which one thread is as fast as several
 HUGE_PAGE, ADVICE = 2 << 20, (14, 25)  # MADV_HUGEPAGE, then MADV_COLLAPSE
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
