@@ -576,21 +576,22 @@ def _compile(dtype: torch.dtype) -> Kernels:
         barrier, counter = a[15], a[16]
         ids = numba.carray(pointer(a[17]), (n,), np.int64)
         embeddings = numba.carray(pointer(a[18]), (a[19], width), kind)
-        cos = numba.carray(pointer(a[20]), (n, head_width), kind)
-        sin = numba.carray(pointer(a[21]), (n, head_width), kind)
-        kept = numba.carray(pointer(a[22]), (a[23],), np.int64)
-        last_norm = numba.carray(pointer(a[24]), (width,), kind)
-        head, vocab = a[25], a[27]
-        head_bias = numba.carray(pointer(a[26]), (vocab if a[26] else 0,), kind)
-        logits = numba.carray(pointer(a[28]), (len(kept), vocab), kind)
-        residual = numba.carray(pointer(a[29]), (n, width), kind)
-        normed = numba.carray(pointer(a[30]), (n, width), kind)
-        qkv = numba.carray(pointer(a[31]), (n, (heads + 2 * kv_heads) * head_width), kind)
-        queries = numba.carray(pointer(a[32]), (n, heads, head_width), np.float32)
-        attended = numba.carray(pointer(a[33]), (n, heads, head_width), kind)
-        addend = numba.carray(pointer(a[34]), (n, width), kind)
-        both = numba.carray(pointer(a[35]), (n, 2 * inner), kind)
-        gated = numba.carray(pointer(a[36]), (n, inner), kind)
+        positions = numba.carray(pointer(a[20]), (n,), np.int64)
+        cos = numba.carray(pointer(a[21]), (a[23], head_width), kind)
+        sin = numba.carray(pointer(a[22]), (a[23], head_width), kind)
+        kept = numba.carray(pointer(a[24]), (a[25],), np.int64)
+        last_norm = numba.carray(pointer(a[26]), (width,), kind)
+        head, vocab = a[27], a[29]
+        head_bias = numba.carray(pointer(a[28]), (vocab if a[28] else 0,), kind)
+        logits = numba.carray(pointer(a[30]), (len(kept), vocab), kind)
+        residual = numba.carray(pointer(a[31]), (n, width), kind)
+        normed = numba.carray(pointer(a[32]), (n, width), kind)
+        qkv = numba.carray(pointer(a[33]), (n, (heads + 2 * kv_heads) * head_width), kind)
+        queries = numba.carray(pointer(a[34]), (n, heads, head_width), np.float32)
+        attended = numba.carray(pointer(a[35]), (n, heads, head_width), kind)
+        addend = numba.carray(pointer(a[36]), (n, width), kind)
+        both = numba.carray(pointer(a[37]), (n, 2 * inner), kind)
+        gated = numba.carray(pointer(a[38]), (n, inner), kind)
         heads_of_row = qkv.reshape(n, heads + 2 * kv_heads, head_width)
         every = np.arange(n)
         row = next_item(counter_at(counter))
@@ -622,8 +623,9 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 past = index * kv_heads * part[3] * head_width * size
                 keys = numba.carray(pointer(part[4] + past), shape, kind)
                 values = numba.carray(pointer(part[5] + past), shape, kind)
+                turn = positions[row]
                 _rotate_row(
-                    *(heads_of_row[row], cos[row], sin[row], q_norm, k_norm, eps, scale),
+                    *(heads_of_row[row], cos[turn], sin[turn], q_norm, k_norm, eps, scale),
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
                 row = next_item(counter_at(counter))

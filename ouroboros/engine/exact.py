@@ -66,15 +66,20 @@ class Reach:
         first[1] = np.maximum(0, lengths - (window or lengths))
         if layout.tree.is_chain:
             return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64), first)
-        depths, ancestors = layout.tree.depths(), layout.tree.ancestors(held)
-        chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at slot = position
-        straight = start + ancestors[:, :chain].sum(1)
-        rows, columns = np.nonzero(ancestors[:, chain:])
-        counts = np.bincount(rows, minlength=len(straight))
-        tails = np.zeros((before + len(straight), max(1, counts.max())), dtype=np.int64)
-        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        tails[before + rows, place] = start + chain + columns
-        return cls(lengths, np.concatenate([lengths[:before], straight]), tails, first)
+        parents, chain, straight, listed = layout.tree.parents, 0, list[int](), list[list[int]]()
+        while parents[chain] == chain - 1:  # nodes at slot = position
+            chain += 1
+        for node in range(held, len(parents)):
+            apart = list[int]()
+            while node >= chain:
+                apart.append(start + node)
+                node = parents[node]
+            straight.append(start + node + 1)
+            listed.append(apart[::-1])
+        tails = np.zeros((len(lengths), max(1, *map(len, listed))), dtype=np.int64)
+        for row, apart in enumerate(listed, start=before):
+            tails[row, : len(apart)] = apart
+        return cls(lengths, np.array([*lengths[:before], *straight]), tails, first)
 
 
 def attend(

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.cpu_kernels import BARRIER, FEW, PIECE, POOL, kernels
-from ouroboros.engine.eager import Eager, Part
+from ouroboros.engine.eager import Eager, Part, make_room
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.prepack import MOST, Packed, PackedWeights, can_be_packed, prepack_linears
@@ -155,6 +155,7 @@ class Fused(Eager):
             self.cos.new_empty(MOST, width, dtype=torch.float32 if index == 3 else info.dtype)
             for index, width in enumerate((*widths, 2 * self.inner, self.inner))
         ]
+        self.addresses = [buffer.data_ptr() for buffer in self.buffers]
         products = [self.head, *(product for layer in self.layers for product in layer[4:])]
         self.table: np.ndarray | None = None
         if POOL and all(product.packed.address for product in products):
@@ -166,6 +167,41 @@ class Fused(Eager):
                 for layer, sliding in zip(self.layers, self.sliding, strict=True)
             ]
             self.table = np.array(rows, dtype=np.int64)
+
+    def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
+        if self.table is None:
+            return super().call(parts, token)
+        self.forwards += 1
+        make_room(parts)
+        ids, positions, kept, shares = list[int](), list[np.ndarray](), list[int](), list[Share]()
+        for slots, layout in parts:
+            start = len(ids)
+            kept += [start + row for row in layout.rows]
+            ids += layout.known_ids(self.info.vocab_size)
+            positions.append(layout.positions()[layout.held :])
+            reach = Reach.of(layout, self.info.sliding_window)
+            shares.append(Share(slots, slice(start, len(ids)), reach))
+        if token is not None:
+            ids[0] = int(token)
+        fed = np.array(ids), positions[0] if len(parts) == 1 else np.concatenate(positions)
+        logits = self._by_kernel(*fed, shares, np.array(kept))
+        return [logits] if len(parts) == 1 else list(logits.split([len(p.rows) for _, p in parts]))
+
+    def _by_kernel(
+        self, ids: np.ndarray, positions: np.ndarray, shares: Sequence[Share], kept: np.ndarray
+    ) -> torch.Tensor:
+        """Return the logits of the rows `kept` (indices), [rows, vocab], with the kernel that runs
+        the whole model, for up to `MOST` rows at a time. All arrays are int64."""
+        n, logits = len(ids), list[torch.Tensor]()
+        if n <= MOST:
+            return self._in_one_kernel(ids, positions, shares, kept)
+        for start in range(0, n, MOST):
+            rows = slice(start, min(start + MOST, n))
+            own = [share.within(rows) for share in shares]
+            wanted = kept[(rows.start <= kept) & (kept < rows.stop)] - start
+            fed = [share for share in own if share.fed.start < share.fed.stop]
+            logits.append(self._in_one_kernel(ids[rows], positions[rows], fed, wanted))
+        return torch.cat(logits)
 
     def logits(
         self,
@@ -179,25 +215,14 @@ class Fused(Eager):
             Share(slots, slice(end - layout.fed, end), Reach.of(layout, self.info.sliding_window))
             for (slots, layout), end in zip(parts, ends, strict=True)
         ]
-        ids, angles, n = ids[0], self._angles(positions[0]), ends[-1]
-        if self.table is None:
-            return self._by_layer(ids, angles, shares, keep)
-        kept = np.arange(n - keep if keep else 0, n) if isinstance(keep, int) else keep.numpy()
-        if n <= MOST:
-            return self._in_one_kernel(ids, angles, shares, kept)
-        logits, (cos, sin) = list[torch.Tensor](), angles
-        for start in range(0, n, MOST):
-            rows = slice(start, min(start + MOST, n))
-            now = [share.within(rows) for share in shares]
-            wanted = kept[(rows.start <= kept) & (kept < rows.stop)] - start
-            part = [share for share in now if share.fed.start < share.fed.stop]
-            logits.append(self._in_one_kernel(ids[rows], (cos[rows], sin[rows]), part, wanted))
-        return torch.cat(logits)
+        self._extend_angles(int(positions.max()))
+        angles = (table.index_select(0, positions[0]) for table in (self.cos, self.sin))
+        return self._by_layer(ids[0], tuple(angles), shares, keep)
 
     def _by_layer(
         self,
         ids: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: tuple[torch.Tensor, ...],
         shares: Sequence[Share],
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
@@ -253,17 +278,12 @@ class Fused(Eager):
         return self.head(normed[-keep:] if isinstance(keep, int) else normed.index_select(0, keep))
 
     def _in_one_kernel(
-        self,
-        ids: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        shares: Sequence[Share],
-        kept: np.ndarray,
+        self, ids: np.ndarray, positions: np.ndarray, shares: Sequence[Share], kept: np.ndarray
     ) -> torch.Tensor:
-        """Compute `_by_layer` for up to `MOST` rows with the kernel that runs the whole model;
-        `kept` [rows] int64 has the indices of the rows whose logits are returned."""
-        n, table, head = len(ids), self.table, self.head
+        """Do `_by_kernel` for up to `MOST` rows."""
+        table, head, shape = self.table, self.head, self.info.layers[0]
         assert table is not None
-        shape, threads = self.info.layers[0], torch.get_num_threads()
+        self._extend_angles(int(positions.max()))
         sequences = np.array(
             [
                 [
@@ -275,37 +295,36 @@ class Fused(Eager):
             ]
         )
         logits = self.cos.new_empty(len(kept), head.packed.shape[0], dtype=self.info.dtype)
-        counters, ids = np.zeros(9 * len(table) + 3, dtype=np.int64), ids.contiguous()
+        counters, threads = np.zeros(9 * len(table) + 3, dtype=np.int64), torch.get_num_threads()
         kernel = kernels(self.info.dtype).decode
         assert kernel is not None
         kernel(
-            *(threads, n, self.width, self.heads, shape.kv_heads),
-            *(shape.key_width, self.inner, self.eps, self.scale, logits.element_size()),
+            *(threads, len(ids), self.width, self.heads, shape.kv_heads),
+            *(shape.key_width, self.inner, self.eps, self.scale, self.info.dtype.itemsize),
             *(_start(table), len(table), _start(sequences), len(sequences)),
-            *(BARRIER if threads > 1 else 0, _start(counters), ids.data_ptr()),
-            *(self.embeddings.data_ptr(), len(self.embeddings)),
-            *(angles[0].data_ptr(), angles[1].data_ptr(), _start(kept), len(kept)),
+            *(BARRIER if threads > 1 else 0, _start(counters), _start(ids)),
+            *(self.embeddings.data_ptr(), len(self.embeddings), _start(positions)),
+            *(self.cos.data_ptr(), self.sin.data_ptr(), len(self.cos), _start(kept), len(kept)),
             *(self.norm.data_ptr(), head.packed.address),
             *(_address(head.bias), head.packed.shape[0], logits.data_ptr()),
-            *(buffer.data_ptr() for buffer in self.buffers),
+            *self.addresses,
             threads=threads,
         )
         return logits
 
-    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rotary cosines and sines, [n, width] each, of `positions` [n]. Their table
-        grows by `ANGLES` positions at a time, so a position's values are bitwise identical in every
-        call."""
-        if (last := int(positions.max())) >= len(self.cos):
-            like, pieces = self.cos.new_empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
-            for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
-                cos, sin = self.rotary(
-                    like, positions.new_tensor(range(start, start + ANGLES))[None]
-                )
-                pieces.append((cos[0], sin[0]))
-            cos, sin = zip(*(pair for pair in pieces if len(pair[0])), strict=True)
-            self.cos, self.sin = torch.cat(cos), torch.cat(sin)
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+    def _extend_angles(self, last: int) -> None:
+        """Extend the tables of rotary cosines and sines, [positions, width] each, to position
+        `last`. They grow by `ANGLES` positions at a time, so a position's values are bitwise
+        identical in every call."""
+        if last < len(self.cos):
+            return
+        like, pieces = self.cos.new_empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
+        for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
+            places = torch.arange(start, start + ANGLES, device="cpu")[None]
+            cos, sin = self.rotary(like, places)
+            pieces.append((cos[0], sin[0]))
+        cos, sin = zip(*(pair for pair in pieces if len(pair[0])), strict=True)
+        self.cos, self.sin = torch.cat(cos), torch.cat(sin)
 
 
 def _start(array: np.ndarray) -> int:

@@ -196,8 +196,8 @@ def slower(monkeypatch):
 
 
 def different(monkeypatch):
-    plain = fused.Fused.logits
-    monkeypatch.setattr(fused.Fused, "logits", lambda *args: plain(*args) * 1.1)
+    plain = fused.Fused.call
+    monkeypatch.setattr(fused.Fused, "call", lambda *args: [1.1 * rows for rows in plain(*args)])
 
 
 def hooked_everywhere(monkeypatch):
