@@ -216,9 +216,10 @@ def _zeros(rows, width):
 
 @numba.njit(**FAST)
 def _together(n, group):
-    """Return how many of `n` rows a work item of `_attend` has: at most QUERIES queries, `group`
-    for each row, and BLOCK rows, which share the slots before the first of them. Four to 16 rows are
-    halved, so that threads get equal shares."""
+    """Return how many of `n` rows a work item of `_attend` has.
+
+    At most QUERIES queries, `group` for each row, and BLOCK rows, which share the slots before the
+    first of them. Four to 16 rows are halved, so that threads get equal shares."""
     half = (n + 1) // 2 if n >= TOGETHER else n
     return max(1, min(half, BLOCK, QUERIES // group))
 
