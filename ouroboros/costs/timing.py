@@ -1,8 +1,9 @@
 """Time calls of models on this machine, by tree size and context; measure its memory bandwidth;
 count the bytes of models.
 
-A timed call is `CachedModel.score` plus token selection, as in the decoding loop. Calls of all
-sizes and models alternate in random order, so that slow changes of the machine's speed affect all
+A timed call is `CachedModel.score` plus token selection, as in the decoding loop. Two calls of the
+draft follow each call of the target, as in a step, since they find the processor's caches as it
+left them. Sizes are in random order, so that slow changes of the machine's speed affect all
 equally.
 """
 
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
@@ -46,8 +48,9 @@ def time_calls(
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return a `Surface` of medians for each model.
 
-    In each of `visits` rounds, every model and tree size is timed `repeats` times at every context;
-    `on_visit` is called after each context. No round begins after `limit_s` seconds. Each size has
+    `models` are a target and an optional draft. In each of `visits` rounds, every tree size is
+    timed `repeats` times at every context, and twice as often for the draft; `on_visit` is called
+    after each context. No round begins after `limit_s` seconds. Each size has
     one untimed warm-up call. A context is the number of tokens of the sequence, including the
     tree's root. There is no prefill: times do not depend on the values in the cache. If an engine
     pads trees and all its sizes up to the largest are timed, the surface is `padded`. Empties the
@@ -67,12 +70,11 @@ def time_calls(
         )
     vocab = min(IDS, *(model.vocab_size for model in models))
     text = [draw.randrange(vocab) for _ in range(contexts[-1])]
-    pairs = [(model, size) for model in models for size in trees]
+    once, (target, *rest) = list(trees), models
     times: defaultdict[tuple, list[float]] = defaultdict(list)
 
-    def call_ms(model: CachedModel, size: int, context: int) -> float:
+    def call_ms(model: CachedModel, sequence: CachedSequence, size: int, context: int) -> float:
         tree = TokenTree((text[context - 1], *trees[size].tokens[1:]), trees[size].parents)
-        sequence = model.new_sequence(cached=text[: context - 1])
         began = time.perf_counter()
         argmax(model.score(sequence, text[:context], tree), text[:context], tree)
         return 1e3 * (time.perf_counter() - began)
@@ -80,15 +82,22 @@ def time_calls(
     for model in models:  # before timing, so that no timed call grows the cache
         model.cache.reserve(padded_slots(contexts[-1] + padded_nodes(max(*trees, NODES[-1]))))
         model.cache.clear()
-    for model, size in pairs:
-        call_ms(model, size, contexts[-1])
+    for model in models:
+        sequence = model.new_sequence(cached=text[: contexts[-1] - 1])
+        for size in trees:
+            call_ms(model, sequence, size, contexts[-1])
     for visit in range(visits):
         if visit and time.perf_counter() - started > limit_s:
             break
         for context in contexts:
+            sequences = {m: m.new_sequence(cached=text[: context - 1]) for m in models}
             for _ in range(repeats):
-                for model, size in draw.sample(pairs, len(pairs)):
-                    times[model, context, size].append(call_ms(model, size, context))
+                drafts = draw.sample(2 * once, 2 * len(once))
+                steps = zip(draw.sample(once, len(once)), drafts[::2], drafts[1::2], strict=True)
+                for step in steps:
+                    for model, size in zip((target, *rest, *rest), step, strict=False):
+                        own = call_ms(model, sequences[model], size, context)
+                        times[model, context, size].append(own)
             on_visit()
     surfaces = []
     for model in models:
