@@ -49,6 +49,7 @@ def _can_tile() -> bool:
 
 
 TILES = _can_tile()
+SPINS = 1000  # checks of a waiting thread, 50 us, before it lets other programs run
 TILE_ROWS, TILE_STEP = 16, 32  # rows and inputs of a tile
 
 
@@ -93,15 +94,47 @@ def counter_at(context, address):
 
 
 @intrinsic
-def call(context, address):
-    """Call the function at an address, without arguments."""
+def wait_for_all(context, arrived, team, give_way):
+    """Count this thread's arrival at the pointer `arrived`, and wait until `team` threads arrived.
+    After `SPINS` checks, each check calls the function at the address `give_way` first."""
 
     def generate(_, builder, __, arguments):
+        arrived, team, give_way = arguments
         kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        names = "check", "spin", "give_way", "end"
+        before = builder.block
+        check, spin, away, end = (builder.append_basic_block(name) for name in names)
+        builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
+        builder.branch(check)
+        builder.position_at_end(check)
+        checks = builder.phi(LONG)
+        count = builder.load_atomic(arrived, "acquire", 8)
+        builder.cbranch(builder.icmp_signed(">=", count, team), end, spin)
+        builder.position_at_end(spin)
+        builder.call(_declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
+        more = builder.add(checks, LONG(1))
+        builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
+        builder.position_at_end(away)
+        builder.call(builder.inttoptr(give_way, kind.as_pointer()), [])
+        builder.branch(check)
+        for value, block in ((LONG(0), before), (more, spin), (more, away)):
+            checks.add_incoming(value, block)
+        builder.position_at_end(end)
         return ir.Constant(BYTE.as_pointer(), None)
 
-    return types.void(types.int64), generate
+    return types.void(ADDRESS, types.int64, types.int64), generate
+
+
+@intrinsic
+def number_from(context, address):
+    """Return the int that the function at an address returns, called without arguments."""
+
+    def generate(_, builder, __, arguments):
+        kind = ir.FunctionType(INT, [])
+        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(number, LONG)
+
+    return types.int64(types.int64), generate
 
 
 def _at(builder, address, kind):

@@ -31,7 +31,6 @@ from ouroboros.engine.cpu_intrinsics import (
     TILES,
     TOGETHER,
     bits_of,
-    call,
     can_multiply,
     counter_at,
     float_of,
@@ -39,9 +38,11 @@ from ouroboros.engine.cpu_intrinsics import (
     multiply_block_ahead,
     multiply_tile,
     next_item,
+    number_from,
     pointer,
     score_line,
     score_tile,
+    wait_for_all,
     weigh_line,
     weigh_tile,
 )
@@ -422,11 +423,12 @@ def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, q
 
 
 @numba.njit(**FAST)
-def _wait(barrier, counter):
-    """Wait for all threads if a barrier is given; return the address of the next counter."""
-    if barrier:
-        call(barrier)
-    return counter + 8
+def _wait(team, give_way, counter):
+    """Wait until all threads of a team have arrived here; return the address of the next counter.
+    Each is two integers: the next work item, and how many threads have no more work."""
+    if team > 1:
+        wait_for_all(counter_at(counter + 8), team, give_way)
+    return counter + 16
 
 
 @numba.njit(**FAST)
@@ -447,21 +449,21 @@ def _gate_rows(counter, both, out):
 
 
 def _pool():
-    """Return torch's OpenMP functions (GNU's or Intel's): the one that runs a parallel region, and
-    the address of the one that waits at a barrier. None and 0 without OpenMP."""
+    """Return OpenMP's function that runs a parallel region on torch's threads (GNU's or Intel's),
+    and the addresses of those that count the threads of a region and let other programs run.
+    None and zeros without OpenMP."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
-        enter, barrier = (
-            getattr(ctypes.CDLL(library), f"GOMP_{name}") for name in ("parallel", "barrier")
-        )
+        names = "GOMP_parallel", "omp_get_num_threads", "sched_yield"
+        enter, count, give_way = (getattr(ctypes.CDLL(library), name) for name in names)
     except (OSError, AttributeError):
-        return None, 0
+        return None, 0, 0
     enter.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
     enter.restype = None
-    return enter, ctypes.cast(barrier, ctypes.c_void_p).value
+    return enter, *(ctypes.cast(one, ctypes.c_void_p).value for one in (count, give_way))
 
 
-POOL, BARRIER = _pool()
+POOL, TEAM, GIVE_WAY = _pool()
 
 
 class Kernel:
@@ -575,7 +577,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
         eps, scale, size = float_of(np.uint32(a[8])), float_of(np.uint32(a[9])), a[10]
         layers = numba.carray(pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
         parts = numba.carray(pointer(a[13]), (a[14], PART_FIELDS), np.int64)
-        barrier, counter = a[15], a[16]
+        team, give_way, counter = number_from(a[15]) if a[15] else 1, a[39], a[16]
         ids = numba.carray(pointer(a[17]), (n,), np.int64)
         embeddings = numba.carray(pointer(a[18]), (a[19], width), kind)
         positions = numba.carray(pointer(a[20]), (n,), np.int64)
@@ -610,12 +612,12 @@ def _compile(dtype: torch.dtype) -> Kernels:
             o_bias = numba.carray(pointer(own[9]), (width if own[9] else 0,), kind)
             both_bias = numba.carray(pointer(own[10]), (2 * inner if own[10] else 0,), kind)
             down_bias = numba.carray(pointer(own[11]), (width if own[11] else 0,), kind)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             more = addend if index else addend[:0]
             _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[4], qkv_bias, qkv)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             row, at = next_item(counter_at(counter)), 0
             while row < n:
                 while row >= parts[at, 1]:
@@ -631,7 +633,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
                 row = next_item(counter_at(counter))
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             item, at, before = next_item(counter_at(counter)), 0, 0
             while at < len(parts):
                 part = parts[at]
@@ -655,7 +657,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     attended[part[0] : part[1]],
                 )
                 item = next_item(counter_at(counter))
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _multiply_rows(
                 counter_at(counter),
                 heads * head_width,
@@ -664,17 +666,17 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 o_bias,
                 addend,
             )
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[6], both_bias, both)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
-            counter = _wait(barrier, counter)
+            counter = _wait(team, give_way, counter)
             _multiply_rows(counter_at(counter), inner, gated.ctypes.data, own[7], down_bias, addend)
-        counter = _wait(barrier, counter)
+        counter = _wait(team, give_way, counter)
         _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
-        counter = _wait(barrier, counter)
+        counter = _wait(team, give_way, counter)
         _multiply_rows(counter_at(counter), width, normed.ctypes.data, head, head_bias, logits)
 
     made = [Kernel(function) for function in (norm, rotate, attend, gate)]

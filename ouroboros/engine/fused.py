@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
-from ouroboros.engine.cpu_kernels import BARRIER, FEW, PIECE, POOL, kernels
+from ouroboros.engine.cpu_kernels import FEW, GIVE_WAY, PIECE, POOL, TEAM, kernels
 from ouroboros.engine.eager import Eager, Part, make_room
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED
@@ -295,19 +295,19 @@ class Fused(Eager):
             ]
         )
         logits = self.cos.new_empty(len(kept), head.packed.shape[0], dtype=self.info.dtype)
-        counters, threads = np.zeros(9 * len(table) + 3, dtype=np.int64), torch.get_num_threads()
+        counters, threads = np.zeros(18 * len(table) + 6, dtype=np.int64), torch.get_num_threads()
         kernel = kernels(self.info.dtype).decode
         assert kernel is not None
         kernel(
             *(threads, len(ids), self.width, self.heads, shape.kv_heads),
             *(shape.key_width, self.inner, self.eps, self.scale, self.info.dtype.itemsize),
             *(_start(table), len(table), _start(sequences), len(sequences)),
-            *(BARRIER if threads > 1 else 0, _start(counters), _start(ids)),
+            *(TEAM if threads > 1 else 0, _start(counters), _start(ids)),
             *(self.embeddings.data_ptr(), len(self.embeddings), _start(positions)),
             *(self.cos.data_ptr(), self.sin.data_ptr(), len(self.cos), _start(kept), len(kept)),
             *(self.norm.data_ptr(), head.packed.address),
             *(_address(head.bias), head.packed.shape[0], logits.data_ptr()),
-            *self.addresses,
+            *(*self.addresses, GIVE_WAY),
             threads=threads,
         )
         return logits
