@@ -85,7 +85,7 @@ def sample_frame(
 
     Columns in addition to the sample's fields:
 
-    - `tokens`: the number of new tokens; `completions`: 1
+    - `tokens`: the number of new tokens
     - `decode_s` and `decode_tokens`: seconds and tokens after the first step (NaN and 0 if the
       time of the first step is unknown)
     - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
@@ -104,7 +104,6 @@ def sample_frame(
     frame["ttft_s"] *= [s.steps[0].rows if s.steps else 1 for s in samples]
     alone = frame["batch_size"] == 1
     frame["latency_s"] = frame["wall_s"].where(alone, frame["ended_s"] - frame["began_s"])
-    frame["completions"] = 1
     frame["calls"] = [
         sum(t.target_forwards or 1 for t in s.steps)
         + draft_cost * sum(t.draft_forwards or t.draft_calls for t in s.steps)

@@ -16,7 +16,6 @@ import pandas as pd
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import Sample, step_frame
-from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig
@@ -146,27 +145,19 @@ class Profile:
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
 
     def save(self) -> None:
-        """Write profile.json, profile.md, verify_cost.png and step_time.png."""
-        self.folder.write_json("profile.json", self.to_dict())
+        """Write profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
-        where, note = self.facts.title.partition(" · ")[2], f"{self.facts.footnote}."
         parts = [
             f"# {self.facts.title}",
-            note,
+            f"{self.facts.footnote}.",
             "Milliseconds per call:",
             as_text(_text(self.calls)),
+            f"Copy bandwidth: {bandwidth}, read plus written.",
+            "Milliseconds per step:",
+            as_text(self.tables()["steps"]),
+            LEGEND,
         ]
-        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", "Milliseconds per step:"]
-        self.folder.write_text(
-            "profile.md", "\n\n".join([*parts, as_text(self.tables()["steps"]), LEGEND]) + "\n"
-        )
-        bars = f"{note} Medians; error bars: half the interquartile range."
-        drawn = {"verify_cost": (plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)}
-        if steps := plots.step_time(self.steps):
-            title = f"Where a step's time goes · {self.facts.title}"
-            drawn["step_time"] = (steps, title, f"{note} Numbers: %.")
-        for name, (figure, title, bars) in drawn.items():
-            style.save(style.with_title(figure, title, bars), self.folder.path / f"{name}.png")
+        self.folder.write_text("profile.md", "\n\n".join(parts) + "\n")
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:

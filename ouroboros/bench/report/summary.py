@@ -20,7 +20,6 @@ from ouroboros.audit.report import OPEN, tally, verdict
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
 from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sample_frame
-from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.gather import Measured
 
 COMPARED = (PLAIN, METHOD)
@@ -136,12 +135,7 @@ def summarise(measured: Measured) -> Summary:
     draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
     given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
     known: dict[str, dict[str, Any]] = {
-        name: {
-            "failed": failed[name],
-            "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
-            "audit": audit_cell(name, verdicts[name]),
-        }
-        for name, samples in good.items()
+        name: {"failed": failed[name], "audit": audit_cell(name, verdicts[name])} for name in good
     }
 
     def measure(by_decoder: Mapping[str, list[Sample]], **options) -> dict[str, dict]:

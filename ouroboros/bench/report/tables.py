@@ -32,7 +32,6 @@ CAPTIONS = {
     "lead": "Each decoder against Ouroboros, paired by prompt; above 1, Ouroboros is ahead",
     "time": "Time and memory",
     "counts": "Calls and acceptance",
-    "trees": "Proposed trees, with the estimated and the actual acceptance of their nodes",
 }
 """The captions of a run's tables, in order, by the names that metrics list in `tables`."""
 NOTES = """\
@@ -101,21 +100,7 @@ def run_table(summary: Summary, table: str) -> Table:
 def run_tables(summary: Summary) -> list[Table]:
     """Return a run's non-empty tables."""
     found = [run_table(summary, name) for name in CAPTIONS]
-    sources = [
-        {
-            "decoder": decoder,
-            "source": source,
-            "nodes": str(own["proposed"]),
-            "parent accepted": str(count),
-            "accepted": f"{100 * own['accepted'] / count:.0f} %" if count else "-",
-            "estimated": "-" if own["estimated"] is None else f"{100 * own['estimated']:.0f} %",
-        }
-        for decoder, trees in summary.frame["trees"].dropna().items()
-        for source, own in trees["sources"].items()
-        for count in [own["parent_accepted"]]
-    ]
     found += group_tables(summary)
-    found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
     found.append(published_table(summary))
     return [one for one in found if one.frame.shape[1] > 1]
 

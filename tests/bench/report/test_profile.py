@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 from measured import measured, sample
 
-from ouroboros.bench.report.plots import step_time
 from ouroboros.bench.report.profile import Profile, call_frame, step_means
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs, Footprint, Surface
@@ -50,7 +49,6 @@ def test_phases_of_another_engine_and_of_failed_samples_are_missing(samples):
     assert row[["draft_ms", "verify_ms", "wait_ms", "nodes_per_step"]].isna().all()
     assert rows.loc["broken", "steps"] == 0 and pd.isna(rows.loc["broken", "step_ms"])
     assert list(rows.index) == ["ours", "hf_assisted", "broken"]
-    assert step_time(step_means(samples[-1:])) is None
 
 
 def test_a_call_is_compared_with_its_floor():
@@ -60,7 +58,7 @@ def test_a_call_is_compared_with_its_floor():
     assert call_frame(Costs(COSTS.target))["floor_ms"].isna().all()
 
 
-def test_tables_and_plots(samples, tmp_path):
+def test_tables(samples, tmp_path):
     facts = measured(samples).facts
     folder = ResultsFolder(tmp_path)
     found = Profile(folder, facts, 0.001, call_frame(COSTS), step_means(samples))
@@ -70,5 +68,3 @@ def test_tables_and_plots(samples, tmp_path):
     assert found.to_dict()["steps"][1]["draft_ms"] is None
     found.save()
     assert "Copy bandwidth: 0.0 GB/s" in (tmp_path / "profile.md").read_text()
-    for name in ("verify_cost.png", "step_time.png"):
-        assert (tmp_path / name).stat().st_size > 5000

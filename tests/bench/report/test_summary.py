@@ -170,7 +170,6 @@ def test_leads_are_paired_by_prompt_and_by_measure():
 def test_costs_give_cost_per_token_and_predicted_speedups():
     frame = summarise(three_decoders(TOY)).frame
     assert frame.loc["ouroboros", "cost_per_token"] == pytest.approx(4.4 / 6)
-    assert frame.loc["other", "cost_vs_ouroboros"] == pytest.approx(3 * (12 + 4) / 44)
     assert np.isnan(frame.loc["hf_greedy", "cost_per_token"])
     seconds = 2 * (14 + 8 + 1) + 30 + 6
     predicted = frame.loc["ouroboros", "predicted_speedup"]

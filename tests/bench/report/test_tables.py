@@ -7,7 +7,7 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from measured import COSTS, FAST, GREEDY, RUN, TOY, measured, measured_trees, three_decoders
+from measured import COSTS, FAST, GREEDY, TOY, measured, three_decoders
 from rich.console import Console
 
 from ouroboros.audit.report import Row, audit_markdown
@@ -81,17 +81,6 @@ def test_every_table_of_a_run_and_its_legend():
     assert "calls/token" in found["counts"] and "J/token" not in found["time"]
     shown = {heading for frame in found.values() for heading in frame.columns}
     assert shown - set(legend([one])) == {"decoder", "Ouroboros is"}
-
-
-def test_trees_and_their_sources(tmp_path):
-    one = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
-    found = {table.name: table.frame for table in run_tables(summarise(one))}
-    row = found["trees"].set_index("decoder").loc["fast"]
-    assert row["nodes"] == "4.0"
-    assert (row["estimated"], row["accepted"]) == ("45 %", "25 %")
-    assert found["sources"].set_index("source").loc["phrase", "accepted"] == "100 %"
-    bare = {name for name, *_ in run_tables(summarise(replace(one, trees={})))}
-    assert not bare & {"trees", "sources"}
 
 
 def test_published_numbers_stand_beside_the_measured_ones():
