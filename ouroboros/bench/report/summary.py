@@ -80,8 +80,6 @@ class Summary:
                 f"Counts only: other jobs may have shared the device, no time is shown{predicted}."
             )
         found += facts.fallbacks
-        if known := facts.pools_of_these_prompts:
-            found.append(f"The pools of {', '.join(known)} held completions of these prompts.")
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:

@@ -160,9 +160,6 @@ def _running(named: str) -> bool:
     return False
 
 
-INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
-
-
 SEEN = {
     "no network card": "import socket\nassert [n for _, n in socket.if_nameindex()] == ['lo']",
     "no other process": "import os\nassert sum(n.isdigit() for n in os.listdir('/proc')) < 4",
@@ -170,17 +167,14 @@ SEEN = {
     "try:\n    pathlib.Path('/var/tmp/ouroboros-was-here').touch()\n"
     "except OSError as error:\n    assert error.errno == errno.EROFS\n"
     "else:\n    raise AssertionError",
-    "few processes": "rows = [row.split() for row in open('/proc/self/limits')]\n"
-    "assert int(next(row[2] for row in rows if row[:2] == ['Max', 'processes'])) < 100000",
 }
 
 
-@pytest.mark.parametrize(
-    "what", [*(pytest.param(name, marks=INSIDE) for name in [*SEEN][:3]), "few processes"]
-)
-def test_a_program_sees_its_limits(what):
+@pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
+@pytest.mark.parametrize("program", SEEN.values(), ids=SEEN)
+def test_a_program_sees_its_limits(program):
     problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
-    found = verdict({**problem, "entry_point": "None"}, SEEN[what], timeout_s=30.0)
+    found = verdict({**problem, "entry_point": "None"}, program, timeout_s=30.0)
     assert found == "passed"
 
 
@@ -254,7 +248,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
         Prompts(path=str(tmp_path / "none.jsonl")).load()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="give a file of UTF-8 text"):
         Prompts(path=str(tmp_path / "binary.txt")).load()
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
