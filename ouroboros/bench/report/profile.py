@@ -30,7 +30,7 @@ Calls: median milliseconds from the start of `score` until its argmax is on the 
 trees, ± half the interquartile range. Floor: the time to read the bytes that a call must read (all
 weights except the embedding table, and the context's keys and values) at the measured copy
 bandwidth, which counts bytes read plus bytes written. Reading alone may be faster, and a model that
-fits in a processor's cache needs no memory bandwidth, so more than 100 % is possible. Steps: means
+fits in a processor's cache needs no memory bandwidth, so a share above 1 is possible. Steps: means
 over all steps except each prompt's first, which includes the prefill. draft and verify: time in the
 two models, until their results are on the host; host: the rest of the step. wait: the part of draft
 and verify between the launch of a call and its result (on a CPU only token selection).
@@ -211,12 +211,7 @@ def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
 
 
 def _text(frame: pd.DataFrame) -> pd.DataFrame:
-    """Format a frame: shares as percentages, numbers with up to two decimals, "-" if missing."""
-
-    def cell(name: str, value) -> str:
-        if isinstance(value, float) and not pd.isna(value):
-            return f"{value:.0%}" if name.endswith("share") else f"{value:.{2 * (value < 100)}f}"
-        return "-" if pd.isna(value) else str(value)
-
-    cells = {name: [cell(str(name), value) for value in column] for name, column in frame.items()}
-    return pd.DataFrame(cells).rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))
+    """Format a frame: numbers with two decimals, "-" if missing."""
+    shown = frame.astype(object).where(frame.notna(), "-")
+    shown = shown.map(lambda value: f"{value:.2f}" if isinstance(value, float) else str(value))
+    return shown.rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))

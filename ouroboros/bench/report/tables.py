@@ -20,7 +20,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from ouroboros.audit.report import in_cell
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric
 from ouroboros.bench.metrics.sample import METHOD, PLAIN
@@ -152,14 +151,12 @@ def comparisons(
     The first columns, `lead`, identify the runs: {heading: [a value per run]}. The tables are named
     `prefix` + metric.
     """
-    # Costs measured in a timed run itself give a fit, not a prediction.
-    facts = [one.facts for one in summaries if one.facts.costs]
-    costs = [f.costs + " (a fit)" * (f.timed and "with the run" in f.costs) for f in facts]
+    costs = dict.fromkeys(one.facts.costs for one in summaries if one.facts.costs)
     counts = [f"{s.facts.prompts}{' (incomplete)' * s.facts.incomplete}" for s in summaries]
     frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
         if any(_known(frame, metric.name) for frame in frames):
-            by = f" By {', '.join(dict.fromkeys(costs))}." if metric.priced else ""
+            by = f" By {', '.join(costs)}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
             own = {**lead, "prompts": counts}
             found.append(_across(prefix + metric.name, caption, metric, own, frames))
@@ -215,8 +212,6 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
     """Return a frame as text in one of tabulate's styles; only the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
-    if style == "github":
-        frame = frame.rename(columns=in_cell).map(in_cell)
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 

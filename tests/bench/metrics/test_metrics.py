@@ -5,10 +5,8 @@ from pathlib import Path
 
 import measured
 import pytest
-import torch
 from bench_models import tiny_llama
 from measured import sample, step
-from torch.testing._internal.two_tensor import TwoTensor
 
 from ouroboros import CachedModel
 from ouroboros.bench.metrics import METRICS
@@ -16,7 +14,6 @@ from ouroboros.bench.metrics.metrics import Metric, Registry, repetition, score_
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.run import draft_cost
 from ouroboros.costs import Costs, Surface
-from ouroboros.costs.timing import footprint
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -139,10 +136,6 @@ def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
     costs = Costs(Surface.flat({1: 10.0, 64: 12.0}), Surface.constant(3.0))
     assert draft_cost(None, [large, small], costs) == pytest.approx(0.3)
     assert draft_cost(None, [large, small], replace(costs, draft=None)) == share
-    weight = small.model.lm_head.weight.detach()
-    small.model.lm_head.weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()))
-    read, most = (footprint(model).read_bytes for model in (small, large))
-    assert draft_cost(None, [large, small]) == read / most > share  # the bytes held, as in int8
 
 
 def test_repetition_and_unequal_texts():
@@ -166,17 +159,10 @@ def test_scores_have_intervals():
     graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
     found = score_intervals(samples, graded)["rouge"]
     assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
-    parts = {row.key: {"exact_match": 0.25} for row in samples}
-    assert score_intervals(samples, parts)["exact_match"].value == 0.25
     assert score_intervals(samples, {}) == {}
-    for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
-        none = {s.key: {name: 0.0} for s in samples}
-        assert score_intervals(samples, none)[name].high == high
-
     again = [sample(e, "x", [], repeat=r) for e in "abcdefghij" for r in (0, 1)]
     passed = {s.key: {"passed": float(s.example < "h")} for s in again}
     assert score_intervals(again, passed)["pass@1"].low == pytest.approx(0.3968, abs=1e-3)
-
     # pass@1 is the mean over problems
     samples = [sample(e, "x", [], repeat=r) for e in "abc" for r in (0, 1)]
     passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0, 0.5, 1.0], strict=True)

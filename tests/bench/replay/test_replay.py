@@ -20,16 +20,14 @@ from ouroboros.baselines import (
 from tiny import SIZES, mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, of_folder, read_recording
+from ouroboros.bench.replay.recording import RecordedRuns, of_folder, read_recording
 from ouroboros.bench.replay.replay import check_drafter
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import run_facts
-from ouroboros.bench.run.tree_recorder import prefix_keys
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.tree import TokenTree
 
 
 def letters(stop=()) -> TextTask:
@@ -279,19 +277,10 @@ def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     assert "\n" not in str(refusal.value)
 
 
-def test_places_know_the_recorded_path(tmp_path):
-    tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
-    found = list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
-    assert found == [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
+def test_predictions_are_stored_by_prefix_key(tmp_path):
     folder, predictions = ResultsFolder(tmp_path), {(3, (9, 1)): 4, (4, ()): 5}
     folder.add_predictions(("p0", "greedy", 0), predictions)
     assert folder.load_predictions() == {("p0", "greedy", 0): predictions}
-
-
-def test_an_empty_recording_ends_at_once():
-    runs = RecordedRuns([RecordedRun("e", (1, 2), ())])
-    trace = replay_run(Greedy(), runs, runs.runs[0])
-    assert trace.new_tokens == () == trace.steps
 
 
 def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):

@@ -162,20 +162,15 @@ def test_gsm8k_scores_the_final_number_before_the_next_question():
 
 
 def test_gsm8k_wordings():
-    names = ("plain", "chat", "paper-yi", "paper-llama2")
-    prompts = {name: GSM8K(path="examples", template=name).load()[0].prompt for name in names}
-    assert prompts["plain"].count("\nThe answer") == 0
-    assert prompts["plain"].count("The answer is") == 8 == prompts["paper-yi"].count("The answer")
-    assert prompts["plain"].startswith("Question: There are 15 trees")
-    assert prompts["plain"].endswith("left on the shelf?\nAnswer:")
-    assert prompts["paper-yi"] == prompts["paper-llama2"]
-    assert prompts["paper-yi"].endswith(
-        "\n\nQ: " + GSM8K(path="examples").load()[0].data["question"] + "\nA:"
+    plain, yi, llama = (
+        GSM8K(path="examples", template=name).load()[0].prompt
+        for name in ("plain", "paper-yi", "paper-llama2")
     )
+    assert plain.count("The answer is") == 8 == yi.count("The answer")
+    assert plain.startswith("Question: There are 15 trees")
+    assert plain.endswith("left on the shelf?\nAnswer:")
+    assert yi == llama and yi.endswith("left on the shelf?\nA:")
     assert GSM8K(path="examples").stop == ("\nQuestion:",)
-    assert GSM8K(path="examples", template="paper-yi").stop == ()
-    chat = GSM8K(path="examples", template="chat").load()[0]
-    assert chat.messages == ({"role": "user", "content": chat.prompt},)
 
 
 @pytest.mark.parametrize("task", [*HUB.values(), HumanEval, SpecBench, Prompts])

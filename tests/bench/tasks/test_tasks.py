@@ -76,12 +76,9 @@ def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
 
 
 def test_wordings_for_instruct_models_are_answered_in_fences():
-    task = HumanEval(execute_code=True)
-    fenced = {name for name, t in task.templates.items() if t.chat or t.instructs}
+    templates = HumanEval().templates
+    fenced = {name for name, t in templates.items() if t.chat or t.instructs}
     assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
-    body = str(task.load()[0].data["canonical_solution"]).rstrip()
-    example = "\n```\n\nExample:\n```\nassert False\n```"
-    assert task.score(task.load()[0], body + example)["passed"] == 1.0
 
 
 def test_programs_have_no_score_where_none_can_run():
@@ -185,9 +182,6 @@ def test_prompts_from_jsonl_and_from_text(tmp_path):
         ("mine/1", "a"),
         ("second", "b"),
     ]
-    listed = tmp_path / "mine.json"
-    listed.write_text('[{"prompt": "a"}, {"prompt": "b"}]')
-    assert [e.prompt for e in Prompts(path=str(listed)).load()] == ["a", "b"]
     text = tmp_path / "one.txt"
     text.write_text("two\nlines")
     assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
