@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.report import style
 from ouroboros.bench.report.summary import Summary, interval_of
 
@@ -74,13 +74,8 @@ def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
 
 
 def note(summary: Summary) -> str:
-    """Return the small print below a run's bars: host, versions, error bars, repetition."""
-    text = f"{summary.facts.footnote}.{conditions([summary])} Grey: greedy, hf_ and llama_cpp."
-    repetition = summary.frame["repetition_rate"].dropna()
-    if len(repetition):
-        text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"
-        text += " (large models: {:.0%} to {:.0%}).".format(*REAL_TEXT)
-    return text
+    """Return the small print below a run's bars: host, versions, error bars."""
+    return f"{summary.facts.footnote}.{conditions([summary])} Grey: greedy, hf_ and llama_cpp."
 
 
 @style.styled

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
@@ -186,26 +185,21 @@ def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return each decoder's means over steps (index: decoder), without each sample's first step.
 
     Columns: step_ms, tokens_per_step, draft_ms, verify_ms, host_ms, wait_ms (included in draft_ms
-    and verify_ms), steps (their number), draft_calls_per_step, nodes_per_step,
-    nodes_per_draft_call, first_step_ms. Phases and nodes of other engines are NaN; failed samples
-    are left out.
+    and verify_ms), steps (their number), nodes_per_step. Phases and nodes of other engines are NaN;
+    failed samples are left out.
     """
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")
     later = steps[steps["number"] > 0].groupby("decoder")
     means = later.mean().reindex(names)
     ours = means.where(later["scored"].min().reindex(names) > 0)
-    first_s = steps[steps["number"] == 0].groupby("decoder")["s"].mean()
     return pd.DataFrame(
         {
             "step_ms": 1e3 * means["s"],
             "tokens_per_step": means["new"],
             **{f"{p}_ms": 1e3 * ours[f"{p}_s"] for p in ("draft", "verify", "host", "wait")},
             "steps": later.size().reindex(names, fill_value=0),
-            "draft_calls_per_step": means["draft_calls"],
             "nodes_per_step": ours["scored"],
-            "nodes_per_draft_call": ours["draft_scored"] / ours["draft_calls"].replace(0, np.nan),
-            "first_step_ms": 1e3 * first_s.reindex(names),
         }
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -97,15 +96,10 @@ def write_report(
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
-    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved. Raises
-    `ValueError` if two files would have the same name.
+    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
     """
     runs = summarised(measured)
     parts = sections(runs)
-    made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
-    made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
-    if twice := [name for name, count in Counter(made).items() if count > 1]:
-        raise ValueError(f"two runs or sweeps would both write {twice[0]}: rename a folder")
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
     for part in parts:

@@ -152,15 +152,6 @@ def test_folders_of_the_same_name_in_any_script_are_all_reported(tmp_path, unplo
         assert {f"{place}-{name}" for place in places} <= names
 
 
-def test_runs_whose_files_would_have_the_same_name_are_refused(tmp_path, unplotted, capsys):
-    for name in ("run 1", "run-1"):
-        write(tmp_path / name)
-    assert report(tmp_path / "run 1", tmp_path / "run-1", f"out={tmp_path / 'out'}") == 2
-    error = capsys.readouterr().err
-    assert "would both write tables/run-1-default.csv: rename a folder" in error
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, unplotted, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
@@ -202,15 +193,3 @@ def test_costs_of_a_name_count_every_run(tmp_path, unplotted, capsys):
     told = capsys.readouterr().out
     assert "predicted with the costs 'flat'" in told and "predicted speedup" in told
     assert report(tmp_path / "nothing") == 2
-
-
-@pytest.mark.parametrize("name", ["run.json", "samples.jsonl"])
-def test_a_damaged_folder_is_named_and_the_other_reported(tmp_path, unplotted, capsys, name):
-    for folder in ("good", "bad"):
-        write(tmp_path / folder, identity=folder)
-    (tmp_path / "bad" / name).write_text('{"key": ["a"], "steps": [1], "target": 3}\n')
-    assert report(tmp_path) == 2
-    told = capsys.readouterr()
-    (error,) = [line for line in told.err.splitlines() if line.startswith("error: ")]
-    assert str(tmp_path / "bad") in error
-    assert list(json.loads(told.out.splitlines()[-1])) == ["good"]

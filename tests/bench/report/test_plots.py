@@ -98,9 +98,3 @@ def test_a_figure_is_the_same_bytes_each_time(summary, tmp_path):
     assert one == two and "var(--ink)" in one and "xmlns" not in one
     style.save(plots.bars(summary, plots.SPEED), tmp_path / "x.png", tmp_path / "x.svg")
     assert (tmp_path / "x.png").stat().st_size > 5000 and (tmp_path / "x.svg").exists()
-
-
-def test_a_title_is_wrapped_and_makes_the_figure_taller():
-    figure = style.with_title(style.new_figure(2), "one · two, " * 14, "note")
-    assert all(len(line) <= style.TITLE_WIDTH for line in figure.get_suptitle().split("\n"))
-    assert figure.get_figheight() > 2 and figure.get_supxlabel() == "note"

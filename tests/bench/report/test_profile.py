@@ -35,10 +35,8 @@ def samples():
 def test_steps_are_means_without_the_first(samples):
     row = step_means(samples).loc["ours"]
     assert row["steps"] == 2 and row["tokens_per_step"] == 3 and row["nodes_per_step"] == 4
-    assert row[["step_ms", "first_step_ms"]].tolist() == pytest.approx([10, 3000])
-    phases = row[["draft_ms", "verify_ms", "host_ms", "wait_ms"]].tolist()
-    assert phases == pytest.approx([2, 6, 2, 4])
-    assert row["draft_calls_per_step"] == 3 and row["nodes_per_draft_call"] == 2
+    phases = row[["step_ms", "draft_ms", "verify_ms", "host_ms", "wait_ms"]].tolist()
+    assert phases == pytest.approx([10, 2, 6, 2, 4])
 
 
 def test_what_another_engine_or_a_failed_sample_lacks_is_missing(samples, tmp_path):

@@ -237,15 +237,6 @@ def test_the_rows_of_sanitized_mbpp(tmp_path):
     assert task.score(example, str(example.data["code"]))["passed"] == 1.0
 
 
-def test_the_reference_solutions_of_our_own_problems_pass():
-    task = HumanEval(path="examples", execute_code=True)
-    example = task.load()[1]
-    assert task.score(example, str(example.data["canonical_solution"]))["passed"] == 1.0
-    task = MBPP(path="examples", execute_code=True)
-    example = task.load()[-1]
-    assert task.score(example, str(example.data["code"]))["passed"] == 1.0
-
-
 def test_cnndm_scores_rouge_before_the_stop_string():
     task = CNNDM(path="examples")
     example = task.load()[0]

@@ -48,9 +48,6 @@ def test_templates_of_the_published_runs(template, start, middle):
     task = HumanEval(template=template)
     prompt = task.load()[0].prompt
     assert prompt.startswith(start) and middle in prompt and task.stop == ()
-
-
-def test_an_unknown_template_is_refused_by_name():
     with pytest.raises(ValueError, match="'paper' is unknown: choose one of plain, chat"):
         HumanEval(template="paper")
 
