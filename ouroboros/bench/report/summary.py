@@ -62,9 +62,9 @@ class Summary:
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and the task's scores, by name."""
         scores = [str(name) for name in self.frame if str(name).startswith("score.")]
-        parts = {f"{name}.{part}" for name in scores for part in ("low", "high", "prompts")}
-        names = [name.removeprefix("score.") for name in scores if name not in parts]
-        return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
+        names = [name for name in scores if not name.endswith((".low", ".high", ".prompts"))]
+        found = (score_metric(name.removeprefix("score.")) for name in sorted(names))
+        return METRICS | {metric.name: metric for metric in found}
 
     @property
     def notes(self) -> list[str]:

@@ -172,18 +172,6 @@ def test_a_program_sees_its_limits(program):
     assert found == "passed"
 
 
-def test_prompts_from_jsonl_and_from_text(tmp_path):
-    lines = tmp_path / "mine.jsonl"
-    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
-    assert [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()] == [
-        ("mine/1", "a"),
-        ("second", "b"),
-    ]
-    text = tmp_path / "one.txt"
-    text.write_text("two\nlines")
-    assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -208,6 +196,10 @@ def test_prompts_from_other_endings(tmp_path, name):
 
 
 def test_prompts_from_one_text_with_lines_between_and_from_a_folder(tmp_path):
+    lines = tmp_path / "mine.jsonl"
+    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
+    found = [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()]
+    assert found == [("mine/1", "a"), ("second", "b")]
     several = tmp_path / "b.txt"
     several.write_text("  one\n\nmore\n---\n\n---  \r\ntwo ---\n----\n")
     found = [(e.id, e.prompt) for e in Prompts(path=str(several)).load()]
