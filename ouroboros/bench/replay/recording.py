@@ -163,10 +163,9 @@ def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedR
     prompt's length differs from `prompt_tokens`."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
-    ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
-    limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
-    settings = Sampling(**run["sampling"]), *limits, frozenset(model.get("eos", ends))
-    made = model.get("dtype"), folder.engines().get("target", "eager")
+    limits = run["max_new"], model["max_len"], model["vocab_size"]
+    settings = Sampling(**run["sampling"]), *limits, frozenset(model["eos"])
+    made = model["dtype"], folder.engines().get("target", "eager")
     runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in samples:
         if one.error:

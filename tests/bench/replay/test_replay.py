@@ -132,18 +132,13 @@ def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
     assert max_new == 1 or sum(t.accepted for s in live for t in s.steps) > 10
 
 
-def test_ends_at_eos_noted_or_not(pair, tmp_path, monkeypatch):
+def test_ends_at_eos(pair, tmp_path, monkeypatch):
     made = decoders(pair[1])
     folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
     said = [s.new_tokens[9 + 3 * n] for n, s in enumerate(folder.load_samples())]
     monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", said)
     folder, prompts = recorded(tmp_path / "ends", pair, made)
     assert "eos" in assert_replayed(folder, prompts, made, decoder="greedy")
-    run = folder.load_run()
-    model = {key: run["model"][key] for key in run["model"] if key not in ("eos", "max_len")}
-    folder.save_run({**run, "model": model}, status="finished")
-    assert from_folder(folder, prompts).eos <= {*said}
-    assert_replayed(folder, prompts, made, decoder="greedy")
 
 
 def test_ends_at_the_context(pair, tmp_path, monkeypatch):
