@@ -395,7 +395,7 @@ def score_metric(name: str) -> Metric:
     """Return the metric "score.<name>" of a task's score, for tables and files; its values come
     from `score_intervals`."""
     better = "lower" if name == "timed_out" else "higher"
-    look = {"better": better, "digits": 3, "interval": True, "tables": "default speed"}
+    look: dict = {"better": better, "digits": 3, "interval": True, "tables": "default speed"}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
 

@@ -21,8 +21,6 @@ PLAIN, METHOD = "greedy", "ouroboros"
 COST_RATIO = 0.176
 """Default cost of a draft call in target calls, for runs that do not record it: Yi-6B's weight
 bytes / Yi-34B's, the pair of the published results."""
-NO_FIELDS = ("speculative_decoding", "energy_j")
-"""Keys of a sample's line that are not fields: derived values, and values of older runs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Sample:
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
         """Rebuild a sample from its `to_dict`. Raises `KeyError` or `TypeError` for other data."""
-        data = {key: value for key, value in data.items() if key not in NO_FIELDS}
+        data = {key: value for key, value in data.items() if key != "speculative_decoding"}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         return cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
 
