@@ -48,9 +48,7 @@ def settings(*configs):
 @pytest.mark.parametrize(
     ("configs", "found"),
     [
-        ([{"a": {"b": {"c": c}, "d": "x"}} for c in (1, 2)], [("c", [1, 2], ["a.b.c"])]),
         ([{}, {"a": None}], []),
-        ([], []),
         (
             [{"a": {"c": n}, "b": {"c": n % 2}} for n in range(3)],
             [("a.c", [0, 1, 2], ["a.c"]), ("b.c", [0, 1, 0], ["b.c"])],
