@@ -5,8 +5,10 @@ from pathlib import Path
 
 import measured
 import pytest
+import torch
 from bench_models import tiny_llama
 from measured import sample, step
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ouroboros import CachedModel
 from ouroboros.bench.metrics import METRICS
@@ -14,6 +16,7 @@ from ouroboros.bench.metrics.metrics import Metric, Registry, repetition, score_
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.run import draft_cost
 from ouroboros.costs import Costs, Surface
+from ouroboros.costs.timing import footprint
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -135,6 +138,10 @@ def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
     costs = Costs(Surface.flat({1: 10.0, 64: 12.0}), Surface.constant(3.0))
     assert draft_cost(None, [large, small], costs) == pytest.approx(0.3)
     assert draft_cost(None, [large, small], replace(costs, draft=None)) == share
+    weight = small.model.lm_head.weight.detach()
+    small.model.lm_head.weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()))
+    read, most = (footprint(model).read_bytes for model in (small, large))
+    assert draft_cost(None, [large, small]) == read / most > share  # the bytes held, as in int8
 
 
 def test_repetition_and_unequal_texts():
