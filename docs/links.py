@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite links for the site; add the table of metrics to the glossary."""
     uri = page.file.src_uri
     if uri == "glossary.md":
-        columns = ["name", "heading", "unit", "pooled", "better", "definition"]
+        columns = ["name", "heading", "better", "definition"]
         table = pd.DataFrame(map(vars, METRICS.values()))[columns]
         table["name"] = "`" + table["name"] + "`"
         markdown = markdown.replace(METRICS_HERE, table.to_markdown(index=False))

@@ -25,8 +25,8 @@ import torch
 from ouroboros.conf import FOLDER
 from scipy.optimize import minimize
 from scipy.special import expit
+from scipy.stats import entropy
 
-from ouroboros.bench.metrics.trees import calibration
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -102,11 +102,13 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
-    """Return the number of rows, "observations", and log losses of the weights' estimates, as in
-    `calibration`."""
-    found = calibration(expit(rows[:, :-1] @ weights), rows[:, -1])
-    names = ("observations", "log_loss", "log_loss_of_the_mean")
-    return {name: round(found[name], 5) for name in names}
+    """Return the number of rows, "observations", and the log losses (natural logarithms) of the
+    weights' estimates and of a constant estimate, the mean outcome."""
+    odds, outcomes = rows[:, :-1] @ weights, rows[:, -1]
+    loss = (np.logaddexp(0, odds) - outcomes * odds).mean()
+    constant = entropy([outcomes.mean(), 1 - outcomes.mean()])
+    losses = {"log_loss": loss, "log_loss_of_the_mean": constant}
+    return {"observations": len(rows), **{k: round(float(v), 5) for k, v in losses.items()}}
 
 
 def with_weight_noise(draft: CachedModel, noise: float) -> CachedModel:

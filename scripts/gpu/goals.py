@@ -69,7 +69,7 @@ def goals(
     reached = measured / predicted if measured and predicted else None
     note = f"measured {measured:.3f}, predicted {predicted:.3f}" if reached else ""
     leads = {name: lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
-    rates = METRICS["acceptance_rate_per_position"](good[CHAIN])
+    rates = METRICS["conditional_per_position"](good[CHAIN])
     steps = step_means(ours)
     host_share = float((steps["host_ms"] / steps["step_ms"]).iloc[0]) if len(steps) else None
     repetition = METRICS["repetition_rate"](plain)

@@ -6,8 +6,7 @@ its parameters select its inputs:
 
     samples     the decoder's completions, a `sample_frame`    steps   their steps, a `step_frame`
     greedy      greedy's completions                           failed  its failed samples
-    ouroboros   Ouroboros' completions                         trees   `tree_metrics` of its trees
-    audit       the audit's verdict
+    ouroboros   Ouroboros' completions                         audit   the audit's verdict
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
 if there is nothing to count.
@@ -36,24 +35,20 @@ from ouroboros.bench.tasks.task import YES_OR_NO, CorpusScored, Example, Task
 from ouroboros.costs import CostModel
 
 Frame = pd.DataFrame
-REAL_TEXT = (0.09, 0.15)
-"""Repetition rates of real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna-7B on
-Spec-Bench 13 %, a 33B code model on HumanEval 14 %. More repetitive text flatters every decoder
-that drafts from the text."""
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric: its `name` in files, `heading` (at most three words) in tables, and definition.
 
-    - `pooled`: how prompts are combined; `better`: "higher", "lower" or ""
+    - `better`: "higher", "lower" or ""
     - `scale`, `digits`, `suffix`: a cell shows `scale` x value with `digits` decimals and `suffix`
     - `interval`: the value has a 95 % CI; `scalar`: it is a number or an `Interval`
     - `timed`: unavailable if jobs shared the device; `priced`: needs call costs
     - `by_group`: also computed for each group of prompts
     - `tables`: the tables with a column for it, separated by spaces: "default" (terminal), "speed",
-      "lead", "time", "counts", "trees", "headline" (the JSON line). "comparison" and "groups" show
-      each metric in a table of its own: a column per decoder, a row per run or group of prompts
+      "lead", "time", "counts", "headline" (the JSON line). "comparison" and "groups" show each
+      metric in a table of its own: a column per decoder, a row per run or group of prompts
     - `instead_of`: names of metrics; the table "default" omits this one if any of them is available
     """
 
@@ -61,8 +56,6 @@ class Metric:
     heading: str
     formula: Callable
     definition: str
-    unit: str = ""
-    pooled: str = "sum / sum"
     better: str = ""
     digits: int = 2
     scale: float = 1.0
@@ -188,7 +181,6 @@ def per_position(column: str) -> Callable:
     """Return the formula of a list over positions k = 1, 2, ... of the draft: by `column`
 
     - `accepted`: the share of all steps that accepted k tokens or more
-    - `rate`: the same share of the steps that drafted k or more
     - `reached`: the number of steps that drafted k or more and accepted the first k - 1
     - `conditional`: the share of these that accepted the k-th token too
     """
@@ -197,8 +189,8 @@ def per_position(column: str) -> Callable:
         drafted, accepted, values = steps.drafted, np.minimum(steps.accepted, steps.drafted), []
         for k in range(1, max(drafted, default=0) + 1):
             kept, reached = (accepted >= k).sum(), ((drafted >= k) & (accepted >= k - 1)).sum()
-            shares = {"accepted": kept / len(steps), "rate": kept / (drafted >= k).sum()}
-            shares |= {"reached": reached, "conditional": kept / reached if reached else None}
+            shares = {"accepted": kept / len(steps), "reached": reached}
+            shares |= {"conditional": kept / reached if reached else None}
             values.append(shares[column])
         return [None if value is None else value.item() for value in values]
 
@@ -221,36 +213,26 @@ def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
     return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 
-def calibrated(key: str) -> Callable:
-    """Return the formula that reads `key` from the trees' calibration."""
-    return lambda trees: (trees["calibration"] or {}).get(key)
-
-
-RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher"}
-PAIRED: dict = {**RATIO, "interval": True, "pooled": "sum / sum, paired"}
+RATIO: dict = {"suffix": "x", "better": "higher"}
+PAIRED: dict = {**RATIO, "interval": True}
 LEAD: dict = {**PAIRED, "better": "lower"}
 TIMED: dict = {"timed": True, **PAIRED}
-MEAN: dict = {"pooled": "mean over prompts"}
-RATE: dict = {"unit": "tokens/s", "better": "higher", "digits": 1, "timed": True}
-SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
+RATE: dict = {"better": "higher", "digits": 1, "timed": True}
+SHARE: dict = {"digits": 0, "scale": 100.0, "suffix": " %"}
 PHASE: dict = {"timed": True, "tables": "time", **SHARE}
 TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
-PERCENTILE: dict = {**TIME, "unit": "ms", "digits": 1, "pooled": "percentile over completions"}
-POSITION: dict = {"pooled": "per position", "scalar": False}
+PERCENTILE: dict = {**TIME, "digits": 1}
 COUNT: dict = {"better": "lower", "tables": "counts"}
-TREE: dict = {"unit": "nodes", "pooled": "mean over trees", "digits": 1, "tables": "trees"}
-NODE: dict = {"pooled": "mean over nodes", "tables": "trees"}
-LOSS: dict = {**NODE, "better": "lower", "digits": 3}
 
 # fmt: off
 METRICS = Registry(
     Metric("samples", "samples", lambda samples: len(samples),
            "Completions that were measured; failed ones are left out.",
-           pooled="count", digits=0, by_group=True, tables="speed"),
+           digits=0, by_group=True, tables="speed"),
     Metric("failed", "failed", lambda failed: len(failed), "Completions that failed.",
-           pooled="count", better="lower", digits=0, tables="headline"),
+           better="lower", digits=0, tables="headline"),
     Metric("new_tokens", "new tokens", lambda samples: samples.tokens.sum(),
-           "Generated tokens of all completions.", pooled="sum", digits=0),
+           "Generated tokens of all completions.", digits=0),
 
     # Speed
     Metric("output_throughput", "tokens/s", lambda samples: ratio(samples.tokens, samples.wall_s),
@@ -271,19 +253,18 @@ METRICS = Registry(
            instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
-           timed=True, tables="speed comparison", **{**PAIRED, "pooled": "geometric mean"}),
+           timed=True, tables="speed comparison", **PAIRED),
     Metric("decode_speedup", "decode speedup", over_greedy("decode_s", "decode_tokens"),
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed", **PAIRED),
     Metric("slower_share", "slower prompts",
            lambda samples, greedy: (by_prompt(samples, greedy) < 1).mean(),
            "Share of the prompts that took longer per token than with greedy.",
-           timed=True, better="lower", tables="speed", by_group=True,
-           **{**SHARE, "pooled": "share of prompts"}),
+           timed=True, better="lower", tables="speed", by_group=True, **SHARE),
     Metric("worst_speedup", "worst prompt",
            lambda samples, greedy: by_prompt(samples, greedy).min(),
            "The smallest speedup over greedy of a single prompt.", timed=True, by_group=True,
-           tables="speed comparison", **{**RATIO, "pooled": "minimum"}),
+           tables="speed comparison", **RATIO),
     Metric("equal_speedup", "equal speedup", over_greedy(equal=True),
            "Speedup over greedy on the completions that equal greedy's alone.", **TIMED),
 
@@ -295,22 +276,18 @@ METRICS = Registry(
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
            tables="default lead comparison", instead_of="latency_vs_ouroboros", priced=True,
            **LEAD),
-    Metric("cost_vs_ouroboros", "Ouroboros' cost lead", over_ouroboros("cost"),
-           "The decoder's cost per token / Ouroboros', same prompts.",
-           priced=True, tables="lead", **LEAD),
     Metric("calls_vs_ouroboros", "Ouroboros' calls lead", over_ouroboros("calls"),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
 
     # Time and memory
     Metric("ttft_ms", "TTFT (ms)", lambda samples: 1e3 * samples.ttft_s.mean(),
-           "Time to first token: from the call to the end of the first step, prefill included.",
-           unit="ms", digits=0, instead_of="user_throughput",
-           **{**MEAN, **TIME, "tables": "default time"}),
+           "Mean time from the call to the end of the first step, with the prefill.",
+           digits=0, instead_of="user_throughput", **{**TIME, "tables": "default time"}),
     Metric("tpot_ms", "TPOT (ms)",
            lambda samples: ratio(1e3 * (samples.latency_s - samples.ttft_s), samples.decode_tokens),
            "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
-           unit="ms", **TIME),
+           **TIME),
     Metric("median_ttft_ms", "TTFT p50 (ms)",
            lambda samples: 1e3 * samples.ttft_s.quantile(0.5),
            "Median time to first token of a completion.", **PERCENTILE),
@@ -326,7 +303,7 @@ METRICS = Registry(
            **PERCENTILE),
     Metric("e2e_latency_s", "E2E (s)", lambda samples: samples.latency_s.mean(),
            "Mean seconds from the call to the last token of a completion, prefill included.",
-           unit="s", **MEAN, **TIME),
+           **TIME),
     Metric("draft_share", "draft time", lambda steps: phase_shares(steps).draft_s,
            "Share of the time in steps spent in the draft model.", **PHASE),
     Metric("verify_share", "verify time", lambda steps: phase_shares(steps).verify_s,
@@ -335,20 +312,20 @@ METRICS = Registry(
            "Share of the time in steps spent outside both models, in Python.", **PHASE),
     Metric("peak_bytes", "peak GiB", lambda samples: samples.peak_bytes.max(),
            "Largest peak of device memory of any completion, summed over the GPUs in use.",
-           unit="bytes", pooled="maximum", better="lower", digits=1, scale=2**-30, tables="time"),
+           better="lower", digits=1, scale=2**-30, tables="time"),
 
     # Calls and acceptance
     Metric("accepted_per_step", "accepted/step",
            lambda steps: steps[steps.drafted > 0].accepted.mean(),
            "Accepted draft tokens per step that had a draft; the bonus token does not count.",
-           unit="tokens/step", better="higher", tables="default"),
+           better="higher", tables="default"),
     Metric("acceptance_length", "acceptance length",
            lambda steps: 1 + steps[steps.drafted > 0].accepted.mean(),
            "New tokens per step that had a draft: 1 + accepted/step, the bonus included (as vLLM).",
-           unit="tokens/step", better="higher", by_group=True, tables="counts headline"),
+           better="higher", by_group=True, tables="counts headline"),
     Metric("tokens_per_target_call", "tokens/call", lambda steps: steps.new.mean(),
            "New tokens / target calls; the prefill is part of the first call.",
-           unit="tokens/call", better="higher", tables="counts"),
+           better="higher", tables="counts"),
     Metric("cost_per_token", "cost/token", lambda samples: intervals.pooled(samples, "cost"),
            "Predicted time of all calls per new token, in target calls of one node.",
            priced=True, interval=True,
@@ -372,23 +349,20 @@ METRICS = Registry(
            "Nodes that the target scored, the prompt excluded / new tokens.", **COUNT),
     Metric("scored_per_step", "nodes/call", lambda steps: steps[steps.scored > 0].scored.mean(),
            "Nodes that the target scored per call, root and probes included, the prompt excluded.",
-           unit="nodes/call", digits=1, tables="counts"),
+           digits=1, tables="counts"),
     Metric("draft_acceptance_rate", "draft accepted",
            lambda steps: ratio(steps.accepted, steps.drafted),
            "Accepted / drafted tokens; of a tree, only the deepest branch counts as drafted.",
            better="higher", tables="counts", **SHARE),
-    Metric("acceptance_rate_per_position", "acceptance by position", per_position("rate"),
-           "Of the steps that drafted at least k tokens, the share that accepted k (as vLLM).",
-           **POSITION),
     Metric("accepted_per_position", "accepted by position", per_position("accepted"),
            "Share of all steps, those without a draft included, that accepted k tokens or more.",
-           **POSITION),
+           scalar=False),
     Metric("conditional_per_position", "conditional acceptance", per_position("conditional"),
            "Of the steps whose draft reached position k (k - 1 tokens accepted, at least k "
-           "drafted), the share that accepted the k-th token.", **POSITION),
+           "drafted), the share that accepted the k-th token.", scalar=False),
     Metric("reached_per_position", "reached positions", per_position("reached"),
            "Steps whose draft reached position k: the denominators of conditional acceptance.",
-           **POSITION),
+           scalar=False),
     Metric("speculative_decoding", "acceptance record",
            lambda steps: acceptance_record([*steps.itertuples()]),
            "Acceptance in the fields of vLLM's per-request records, summed over completions.",
@@ -397,39 +371,22 @@ METRICS = Registry(
            lambda steps: dict(
                Counter(x or "unknown" for own in steps.sources for x in own).most_common()),
            "New tokens by their source; corrections and bonus tokens are the target's.",
-           pooled="sum", scalar=False),
+           scalar=False),
 
-    # Losslessness and repetition
+    # Losslessness and repetition. Real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna
+    # 7B on Spec-Bench 13 %, a 33B code model on HumanEval 14 %. Repetitive text is easy to draft.
     Metric("repetition_rate", "repetition",
            lambda samples: samples.new_tokens.map(repetition).astype(float).mean(),
-           "Share of 4-grams that occurred before in the completion; 9 to 15 % in real answers.",
-           tables="speed", **MEAN, **SHARE),
+           "Mean share of a completion's 4-grams that occurred before; 9 to 15 % in real answers.",
+           tables="speed", **SHARE),
     Metric("unequal", "unequal", unequal,
            "Completions whose tokens differ from greedy's for the same prompt and repeat.",
-           pooled="count", better="lower", digits=0, tables="speed headline"),
+           better="lower", digits=0, tables="speed headline"),
     Metric("verdict", "verdict", lambda audit: audit,
            "The audit's verdicts: identical, tie (explained by rounding), BUG, in law (rejection "
            "sampling preserves only the distribution), reference (greedy itself). (float64): "
            "greedy compared with the model in float64.",
-           pooled="count", scalar=False, tables="default speed headline"),
-
-    # Proposed trees, where they were recorded
-    Metric("trees", "trees", lambda trees: trees,
-           "Sizes and sources of the proposed trees, and their calibration.",
-           pooled="per step", scalar=False),
-    Metric("tree_nodes", "nodes", lambda trees: trees["nodes"],
-           "Nodes of a proposed tree, the root excluded; steps without a draft are left out.",
-           **TREE),
-    Metric("tree_depth", "depth", lambda trees: trees["depth"],
-           "Depth of a proposed tree's deepest node.", **TREE),
-    Metric("estimated_acceptance", "estimated", calibrated("estimated"),
-           "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
-    Metric("actual_acceptance", "accepted", calibrated("actual"),
-           "Share of the nodes whose parent was accepted that were accepted too.", **NODE, **SHARE),
-    Metric("tree_log_loss", "log loss", calibrated("log_loss"),
-           "Log loss (natural logarithms) of the estimated acceptance.", **LOSS),
-    Metric("constant_log_loss", "constant's loss", calibrated("log_loss_of_the_mean"),
-           "Log loss of a constant estimate, the mean acceptance.", **LOSS),
+           scalar=False, tables="default speed headline"),
 )
 # fmt: on
 
@@ -438,7 +395,7 @@ def score_metric(name: str) -> Metric:
     """Return the metric "score.<name>" of a task's score, for tables and files; its values come
     from `score_intervals`."""
     better = "lower" if name == "timed_out" else "higher"
-    look = {"better": better, "digits": 3, "interval": True, "tables": "default speed", **MEAN}
+    look: dict = {"better": better, "digits": 3, "interval": True, "tables": "default speed"}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
 

@@ -21,8 +21,6 @@ PLAIN, METHOD = "greedy", "ouroboros"
 COST_RATIO = 0.176
 """Default cost of a draft call in target calls, for runs that do not record it: Yi-6B's weight
 bytes / Yi-34B's, the pair of the published results."""
-NO_FIELDS = ("speculative_decoding", "energy_j")
-"""Keys of a sample's line that are not fields: derived values, and values of older runs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Sample:
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
         """Rebuild a sample from its `to_dict`. Raises `KeyError` or `TypeError` for other data."""
-        data = {key: value for key, value in data.items() if key not in NO_FIELDS}
+        data = {key: value for key, value in data.items() if key != "speculative_decoding"}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         return cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
 
@@ -85,7 +83,7 @@ def sample_frame(
 
     Columns in addition to the sample's fields:
 
-    - `tokens`: the number of new tokens; `completions`: 1
+    - `tokens`: the number of new tokens
     - `decode_s` and `decode_tokens`: seconds and tokens after the first step (NaN and 0 if the
       time of the first step is unknown)
     - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
@@ -104,7 +102,6 @@ def sample_frame(
     frame["ttft_s"] *= [s.steps[0].rows if s.steps else 1 for s in samples]
     alone = frame["batch_size"] == 1
     frame["latency_s"] = frame["wall_s"].where(alone, frame["ended_s"] - frame["began_s"])
-    frame["completions"] = 1
     frame["calls"] = [
         sum(t.target_forwards or 1 for t in s.steps)
         + draft_cost * sum(t.draft_forwards or t.draft_calls for t in s.steps)

@@ -91,9 +91,8 @@ def read_recording(
     """Return the first `limit` recorded runs of each decoder; a file's runs count as "greedy".
 
     A results folder stores no prompts: they come from `task`, by default the run's task. A JSONL
-    line has "prompt" and "completion", and optionally "id" and "category". A line of a conversation
-    has "turns" instead, a list of {"prompt", "completion"}; each turn becomes a run, with its
-    number as `repeat`. Text is tokenized again, prompts with special tokens, completions without.
+    line has "prompt" and "completion", and optionally "id". Text is tokenized again, prompts with
+    special tokens, completions without.
 
     Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
     differ from the recorded ones.
@@ -164,10 +163,9 @@ def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedR
     prompt's length differs from `prompt_tokens`."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
-    ends = {s.new_tokens[-1] for s in samples if s.finish == "eos"}  # if no ids were recorded
-    limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
-    settings = Sampling(**run["sampling"]), *limits, frozenset(model.get("eos", ends))
-    made = model.get("dtype"), folder.engines().get("target", "eager")
+    limits = run["max_new"], model["max_len"], model["vocab_size"]
+    settings = Sampling(**run["sampling"]), *limits, frozenset(model["eos"])
+    made = model["dtype"], folder.engines().get("target", "eager")
     runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in samples:
         if one.error:
@@ -193,16 +191,11 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
     runs: list[RecordedRun] = []
     for number, (where, row) in enumerate(read_rows(path), start=1):
         try:
-            before, name = "", str(row.get("id", f"{path.stem}/{number}"))
-            for turn, one in enumerate(row.get("turns", [row])):
-                prompt = vocab.encode(tokenizer, before + one["prompt"])
-                new = tokenizer(one["completion"], add_special_tokens=False).input_ids
-                group = str(row.get("category", ""))
-                runs.append(RecordedRun(name, (*prompt,), (*new,), repeat=turn, group=group))
-                before += f"{one['prompt']}\n\n{one['completion']}\n\n"
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            keys = '{"prompt": text, "completion": text}, or "turns", a list of these'
-            raise ValueError(f"{where}: give {keys}") from error
+            prompt = vocab.encode(tokenizer, row["prompt"])
+            new = tokenizer(row["completion"], add_special_tokens=False).input_ids
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f'{where}: give {{"prompt": text, "completion": text}}') from error
+        runs.append(RecordedRun(str(row.get("id", f"{path.stem}/{number}")), (*prompt,), (*new,)))
     if not runs:
         raise ValueError(f"the recording {path} is empty: record some runs first")
     return RecordedRuns(runs)

@@ -110,7 +110,6 @@ class Measured:
             task=task["name"],
             what=what,
             models=models,
-            arithmetic=", ".join(arithmetic),
             sampling=words,
             batch_size=size,
             device=device,
@@ -122,8 +121,6 @@ class Measured:
             samples=len(samples),
             samples_wanted=wanted_samples,
             status=status,
-            resumed=run.get("resumed", 0),
-            pools_of_these_prompts=run.get("pools_of_these_prompts", []),
             timed=timed,
             fallbacks=[
                 f"The {role}'s engine is {own['engine']}: {own['fallback']}."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.report import style
 from ouroboros.bench.report.summary import Summary, interval_of
 
@@ -60,12 +59,6 @@ POSITIONS = {
 }
 """The panels of acceptance by position: metrics and titles."""
 PANELS_PER_ROW = 3
-PHASES = {
-    "draft": style.Mark(style.ORANGE, hatch="//"),
-    "verify": style.Mark(style.BLUE),
-    "host": style.Mark(style.GREY, hatch=".."),
-    "not separated": style.Mark("#c9c9c9", hatch="xx"),
-}
 
 
 def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
@@ -81,13 +74,8 @@ def conditions(summaries: Sequence[Summary], *, intervals: bool = True) -> str:
 
 
 def note(summary: Summary) -> str:
-    """Return the small print below a run's bars: host, versions, error bars, repetition."""
-    text = f"{summary.facts.footnote}.{conditions([summary])} Grey: greedy, hf_ and llama_cpp."
-    repetition = summary.frame["repetition_rate"].dropna()
-    if len(repetition):
-        text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"
-        text += " (large models: {:.0%} to {:.0%}).".format(*REAL_TEXT)
-    return text
+    """Return the small print below a run's bars: host, versions, error bars."""
+    return f"{summary.facts.footnote}.{conditions([summary])} Grey: greedy, hf_ and llama_cpp."
 
 
 @style.styled
@@ -157,54 +145,22 @@ def source_shares(summary: Summary) -> Figure | None:
         return None
     frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
     frame = frame[sorted(frame, key=[*style.SOURCES, *frame].index)]
-    marks = {name: style.SOURCES.get(name, style.SOURCES["unknown"])[0] for name in map(str, frame)}
-    figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
-    figure.axes[0].set_xlim(0, 1)
-    style.as_percent(figure.axes[0], "x")
-    return figure
-
-
-@style.styled
-def step_time(steps: pd.DataFrame) -> Figure | None:
-    """Draw milliseconds per step by phase and, as a thin bar, the wait for the device.
-
-    `steps` is `Profile.steps` (see `step_means`). None if no decoder had steps.
-    """
-    steps = steps.dropna(subset="step_ms")
-    if not len(steps):
-        return None
-    parts = steps[["draft_ms", "verify_ms", "host_ms"]].set_axis(list(PHASES)[:3], axis=1)
-    parts["not separated"] = steps["step_ms"].where(steps["verify_ms"].isna())
-    pairs = zip(steps["step_ms"], steps["tokens_per_step"], strict=True)
-    labels = [f"{ms:.1f} ms for {tokens:.2f} tokens" for ms, tokens in pairs]
-    figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
-    axes = figure.axes[0]
-    axes.barh(np.arange(len(steps)) + 0.41, steps["wait_ms"].fillna(0.0), 0.1, color=style.RED)
-    axes.set_xlabel("milliseconds per step, prefill left out; thin: of which wait for results")
-    return figure
-
-
-@style.styled
-def verify_cost(calls: pd.DataFrame) -> Figure:
-    """Draw milliseconds per call against nodes: a panel per model, a line per context length.
-
-    `calls` is `Profile.calls` (see `call_frame`).
-    """
-    figure = style.new_figure(3.6)
-    grid = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
-    for axes, (model, own) in zip(grid, calls.groupby("model", sort=False), strict=True):
-        for (context, line), *look in zip(
-            own.groupby("context", sort=False), cycle(style.OTHERS), cycle(style.MARKERS)
-        ):
-            mark = style.Mark(*look).points(yerr=line["spread_ms"].fillna(0.0))
-            axes.errorbar(line["nodes"], line["ms"], label=f"{context} tokens", **mark)
-        last = own.iloc[-1]
-        if pd.notna(last["floor_ms"]):
-            label = f"floor at {last['context']} tokens"
-            axes.axhline(last["floor_ms"], label=label, color=style.INK, linestyle="--", lw=1)
-        style.powers_of_two(axes, own["nodes"])
-        axes.set(xlabel="nodes scored", title=model, ylim=(0, None))
-    grid[0].set_ylabel("milliseconds per call")
+    shares = frame.div(frame.sum(axis=1), axis=0)
+    marks = [style.SOURCES.get(str(name), style.SOURCES["unknown"])[0] for name in shares]
+    figure = style.new_figure(1.3 + 0.42 * len(shares))
+    axes: Any = figure.add_subplot()
+    look: dict = {"width": 0.66, "edgecolor": "white", "linewidth": 0.5, "legend": False}
+    shares.plot.barh(stacked=True, ax=axes, color=[mark.colour for mark in marks], **look)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    for mark, (_, widths), bars in zip(marks, shares.items(), axes.containers, strict=True):
+        for bar in bars:
+            bar.set_hatch(mark.hatch)
+        texts = (100 * widths).map("{:.0f}".format).where(widths > 0.07, "")
+        for text in axes.bar_label(bars, texts, label_type="center", fontsize=9, color="#000000"):
+            text.set_bbox(box if text.get_text() else None)
+    axes.set(xlim=(0, 1), ylabel="")
+    style.name_rows(axes, list(shares.index))
+    style.as_percent(axes, "x")
     style.legend_above(figure)
     return figure
 
@@ -296,7 +252,9 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
         place = users[run, best], throughput[best]
         right.annotate(str(sizes[run]), place, color=style.MUTED, **beside)
     left.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
-    style.powers_of_two(left, sizes)
+    left.set_xscale("log", base=2)
+    left.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
+    left.minorticks_off()
     left.set(xlabel="batch size", title=f"{_title(shown[0])}\nat the same batch size")
     right.set(xlabel="tokens/s of each sequence", title="tokens/s of all sequences", ylim=(0, None))
     right.set_xlim(left=0)

@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import Sample, step_frame
-from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig
@@ -31,7 +29,7 @@ Calls: median milliseconds from the start of `score` until its argmax is on the 
 trees, ± half the interquartile range. Floor: the time to read the bytes that a call must read (all
 weights except the embedding table, and the context's keys and values) at the measured copy
 bandwidth, which counts bytes read plus bytes written. Reading alone may be faster, and a model that
-fits in a processor's cache needs no memory bandwidth, so more than 100 % is possible. Steps: means
+fits in a processor's cache needs no memory bandwidth, so a share above 1 is possible. Steps: means
 over all steps except each prompt's first, which includes the prefill. draft and verify: time in the
 two models, until their results are on the host; host: the rest of the step. wait: the part of draft
 and verify between the launch of a call and its result (on a CPU only token selection).
@@ -146,27 +144,19 @@ class Profile:
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
 
     def save(self) -> None:
-        """Write profile.json, profile.md, verify_cost.png and step_time.png."""
-        self.folder.write_json("profile.json", self.to_dict())
+        """Write profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
-        where, note = self.facts.title.partition(" · ")[2], f"{self.facts.footnote}."
         parts = [
             f"# {self.facts.title}",
-            note,
+            f"{self.facts.footnote}.",
             "Milliseconds per call:",
             as_text(_text(self.calls)),
+            f"Copy bandwidth: {bandwidth}, read plus written.",
+            "Milliseconds per step:",
+            as_text(self.tables()["steps"]),
+            LEGEND,
         ]
-        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", "Milliseconds per step:"]
-        self.folder.write_text(
-            "profile.md", "\n\n".join([*parts, as_text(self.tables()["steps"]), LEGEND]) + "\n"
-        )
-        bars = f"{note} Medians; error bars: half the interquartile range."
-        drawn = {"verify_cost": (plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)}
-        if steps := plots.step_time(self.steps):
-            title = f"Where a step's time goes · {self.facts.title}"
-            drawn["step_time"] = (steps, title, f"{note} Numbers: %.")
-        for name, (figure, title, bars) in drawn.items():
-            style.save(style.with_title(figure, title, bars), self.folder.path / f"{name}.png")
+        self.folder.write_text("profile.md", "\n\n".join(parts) + "\n")
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:
@@ -195,37 +185,27 @@ def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return each decoder's means over steps (index: decoder), without each sample's first step.
 
     Columns: step_ms, tokens_per_step, draft_ms, verify_ms, host_ms, wait_ms (included in draft_ms
-    and verify_ms), steps (their number), draft_calls_per_step, nodes_per_step,
-    nodes_per_draft_call, first_step_ms. Phases and nodes of other engines are NaN; failed samples
-    are left out.
+    and verify_ms), steps (their number), nodes_per_step. Phases and nodes of other engines are NaN;
+    failed samples are left out.
     """
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")
     later = steps[steps["number"] > 0].groupby("decoder")
     means = later.mean().reindex(names)
     ours = means.where(later["scored"].min().reindex(names) > 0)
-    first_s = steps[steps["number"] == 0].groupby("decoder")["s"].mean()
     return pd.DataFrame(
         {
             "step_ms": 1e3 * means["s"],
             "tokens_per_step": means["new"],
             **{f"{p}_ms": 1e3 * ours[f"{p}_s"] for p in ("draft", "verify", "host", "wait")},
             "steps": later.size().reindex(names, fill_value=0),
-            "draft_calls_per_step": means["draft_calls"],
             "nodes_per_step": ours["scored"],
-            "nodes_per_draft_call": ours["draft_scored"] / ours["draft_calls"].replace(0, np.nan),
-            "first_step_ms": 1e3 * first_s.reindex(names),
         }
     )
 
 
 def _text(frame: pd.DataFrame) -> pd.DataFrame:
-    """Format a frame: shares as percentages, numbers with up to two decimals, "-" if missing."""
-
-    def cell(name: str, value) -> str:
-        if isinstance(value, float) and not pd.isna(value):
-            return f"{value:.0%}" if name.endswith("share") else f"{value:.{2 * (value < 100)}f}"
-        return "-" if pd.isna(value) else str(value)
-
-    cells = {name: [cell(str(name), value) for value in column] for name, column in frame.items()}
-    return pd.DataFrame(cells).rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))
+    """Format a frame: numbers with two decimals, "-" if missing."""
+    shown = frame.astype(object).where(frame.notna(), "-")
+    shown = shown.map(lambda value: f"{value:.2f}" if isinstance(value, float) else str(value))
+    return shown.rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,6 @@ from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import Table
 from ouroboros.bench.run.folder import ResultsFolder
 
-FILES = "files.txt"
 FEW_RUNS = 3
 """With more runs than this, the page shows the sections of single runs folded at first."""
 MOST_SETTINGS = 4
@@ -97,22 +95,13 @@ def write_report(
         numbers.csv   every number at full precision, one row per run and decoder
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
-        files.txt     the names of these tables and plots; the next report removes them
 
-    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved. Raises
-    `ValueError` if two files would have the same name.
+    `tokenizer` is the folder or hub id of the runs' tokenizer, if their models have moved.
     """
     runs = summarised(measured)
     parts = sections(runs)
-    made = [f"tables/{t.name}.{kind}" for p in parts for t in p.tables for kind in ("csv", "tex")]
-    made += [f"plots/{t.name}.{kind}" for p in parts for t in p.pictures for kind in ("png", "svg")]
-    if twice := [name for name, count in Counter(made).items() if count > 1]:
-        raise ValueError(f"two runs or sweeps would both write {twice[0]}: rename a folder")
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
-    for name in (out / FILES).read_text("utf-8").split("\n") if (out / FILES).exists() else ():
-        if re.fullmatch(r"(tables|plots)/[^/]+", name):
-            (out / name).unlink(missing_ok=True)
     for part in parts:
         for table in part.tables:
             table.frame.to_csv(out / f"tables/{table.name}.csv", index=False)
@@ -131,7 +120,6 @@ def write_report(
         "numbers.csv": numbers(runs).to_csv(index=False),
         "report.md": render("report.md", parts, runs),
         "report.html": render("report.html", parts, runs, data=data),
-        FILES: "\n".join(made),
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -204,9 +192,8 @@ def short_names(folders: Iterable[Path]) -> dict[Path, str]:
 def swept(runs: Sequence[Mapping]) -> list[Setting]:
     """Return the settings in which the configs of run.json files differ.
 
-    Options that always change together form one setting, named by the last parts of their names
-    (or by the whole name of the first, if another setting has the same last part). Its values are
-    those of its first option, or texts such as "2 and 8" if its first two names differ in value.
+    Options that always change together form one setting. It has the values of the first of them
+    and the last part of its name, or the whole name, if another setting has the same last part.
 
     >>> both = [{"config": {"a": {"gamma": g}, "b": {"gamma": g}}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -219,19 +206,12 @@ def swept(runs: Sequence[Mapping]) -> list[Setting]:
         values = [one.get(name) for one in flat]
         if any(pattern := tuple(map(values.index, values))):
             together.setdefault(pattern, {})[name] = values
-    lasts = [
-        {name.rpartition(".")[2]: values for name, values in reversed(options.items())}
-        for options in together.values()
+    firsts = [next(iter(options)) for options in together.values()]
+    lasts = [name.rpartition(".")[2] for name in firsts]
+    return [
+        Setting(last if lasts.count(last) == 1 else first, options[first], list(options))
+        for first, last, options in zip(firsts, lasts, together.values(), strict=True)
     ]
-    settings = []
-    for options, own in zip(together.values(), lasts, strict=True):
-        names, columns = list(own)[::-1][:2], list(own.values())[::-1][:2]
-        several = len(columns) > 1 and columns[0] != columns[1]
-        rows = [" and ".join(map(str, row)) for row in zip(*columns, strict=True)]
-        unique = not any(names[0] in other for other in lasts if other is not own)
-        name = " and ".join(names) if unique else next(iter(options))
-        settings.append(Setting(name, rows if several else columns[0], list(options)))
-    return settings
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:

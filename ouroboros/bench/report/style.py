@@ -11,10 +11,10 @@ import re
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -115,51 +115,6 @@ def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     """Label an axis of shares in whole percent and add grid lines."""
     getattr(axes, f"{which}axis").set_major_formatter(PercentFormatter(1, decimals=0))
     axes.grid(axis=which)
-
-
-def powers_of_two(axes: Axes, values: Iterable[int]) -> None:
-    """Give an axis of counts, such as batch sizes, a logarithmic scale with a tick per value."""
-    ticks = sorted(set(values))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(axis="y")
-
-
-def stacked_bars(
-    parts: pd.DataFrame, marks: Mapping[str, Mark], labels: Sequence[str] = ()
-) -> Figure:
-    """Draw a horizontal bar per row and a segment per column; wide segments show their share of
-    the bar in percent. `labels` are written to the right of the bars."""
-    totals = parts.sum(axis=1)
-    figure = new_figure(1.3 + 0.42 * len(parts))
-    axes = figure.add_subplot()
-    looks = [marks[str(name)] for name in parts]
-    colours: Any = [mark.colour for mark in looks]
-    parts.plot.barh(
-        stacked=True,
-        ax=axes,
-        width=0.66,
-        color=colours,
-        edgecolor="white",
-        linewidth=0.5,
-        legend=False,
-    )
-    containers: Any = axes.containers
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    for mark, (_, widths), bars in zip(looks, parts.items(), containers, strict=True):
-        for bar in bars:
-            bar.set_hatch(mark.hatch)
-        wide = widths > 0.07 * totals.max()
-        texts = (100 * widths / totals).map("{:.0f}".format).where(wide, "")
-        for text in axes.bar_label(bars, texts, label_type="center", fontsize=9, color="#000000"):
-            text.set_bbox(box if text.get_text() else None)
-    for row, label in enumerate(labels):
-        axes.text(1.01, row, label, va="center", fontsize=9, transform=axes.get_yaxis_transform())
-    axes.set(xlim=(0, totals.max()), ylabel="")
-    name_rows(axes, list(parts.index))
-    legend_above(figure)
-    return figure
 
 
 def legend_above(figure: Figure) -> None:

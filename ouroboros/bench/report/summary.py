@@ -20,7 +20,6 @@ from ouroboros.audit.report import OPEN, tally, verdict
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
 from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sample_frame
-from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.gather import Measured
 
 COMPARED = (PLAIN, METHOD)
@@ -63,9 +62,9 @@ class Summary:
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and the task's scores, by name."""
         scores = [str(name) for name in self.frame if str(name).startswith("score.")]
-        parts = {f"{name}.{part}" for name in scores for part in ("low", "high", "prompts")}
-        names = [name.removeprefix("score.") for name in scores if name not in parts]
-        return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
+        names = [name for name in scores if not name.endswith((".low", ".high", ".prompts"))]
+        found = (score_metric(name.removeprefix("score.")) for name in sorted(names))
+        return METRICS | {metric.name: metric for metric in found}
 
     @property
     def notes(self) -> list[str]:
@@ -81,8 +80,6 @@ class Summary:
                 f"Counts only: other jobs may have shared the device, no time is shown{predicted}."
             )
         found += facts.fallbacks
-        if known := facts.pools_of_these_prompts:
-            found.append(f"The pools of {', '.join(known)} held completions of these prompts.")
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:
@@ -136,12 +133,7 @@ def summarise(measured: Measured) -> Summary:
     draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
     given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
     known: dict[str, dict[str, Any]] = {
-        name: {
-            "failed": failed[name],
-            "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
-            "audit": audit_cell(name, verdicts[name]),
-        }
-        for name, samples in good.items()
+        name: {"failed": failed[name], "audit": audit_cell(name, verdicts[name])} for name in good
     }
 
     def measure(by_decoder: Mapping[str, list[Sample]], **options) -> dict[str, dict]:

@@ -20,7 +20,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from ouroboros.audit.report import in_cell
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric
 from ouroboros.bench.metrics.sample import METHOD, PLAIN
@@ -32,7 +31,6 @@ CAPTIONS = {
     "lead": "Each decoder against Ouroboros, paired by prompt; above 1, Ouroboros is ahead",
     "time": "Time and memory",
     "counts": "Calls and acceptance",
-    "trees": "Proposed trees, with the estimated and the actual acceptance of their nodes",
 }
 """The captions of a run's tables, in order, by the names that metrics list in `tables`."""
 NOTES = """\
@@ -101,21 +99,7 @@ def run_table(summary: Summary, table: str) -> Table:
 def run_tables(summary: Summary) -> list[Table]:
     """Return a run's non-empty tables."""
     found = [run_table(summary, name) for name in CAPTIONS]
-    sources = [
-        {
-            "decoder": decoder,
-            "source": source,
-            "nodes": str(own["proposed"]),
-            "parent accepted": str(count),
-            "accepted": f"{100 * own['accepted'] / count:.0f} %" if count else "-",
-            "estimated": "-" if own["estimated"] is None else f"{100 * own['estimated']:.0f} %",
-        }
-        for decoder, trees in summary.frame["trees"].dropna().items()
-        for source, own in trees["sources"].items()
-        for count in [own["parent_accepted"]]
-    ]
     found += group_tables(summary)
-    found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
     found.append(published_table(summary))
     return [one for one in found if one.frame.shape[1] > 1]
 
@@ -167,14 +151,12 @@ def comparisons(
     The first columns, `lead`, identify the runs: {heading: [a value per run]}. The tables are named
     `prefix` + metric.
     """
-    # Costs measured in a timed run itself give a fit, not a prediction.
-    facts = [one.facts for one in summaries if one.facts.costs]
-    costs = [f.costs + " (a fit)" * (f.timed and "with the run" in f.costs) for f in facts]
+    costs = dict.fromkeys(one.facts.costs for one in summaries if one.facts.costs)
     counts = [f"{s.facts.prompts}{' (incomplete)' * s.facts.incomplete}" for s in summaries]
     frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
         if any(_known(frame, metric.name) for frame in frames):
-            by = f" By {', '.join(dict.fromkeys(costs))}." if metric.priced else ""
+            by = f" By {', '.join(costs)}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
             own = {**lead, "prompts": counts}
             found.append(_across(prefix + metric.name, caption, metric, own, frames))
@@ -230,8 +212,6 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
     """Return a frame as text in one of tabulate's styles; only the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
-    if style == "github":
-        frame = frame.rename(columns=in_cell).map(in_cell)
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 

@@ -251,10 +251,7 @@ def read_text(path: Path) -> str:
         with LocalFileSystem().open(str(path), compression="infer") as file:
             return file.read().decode("utf-8-sig")
     except Exception as error:  # damaged archives raise all kinds
-        binary = isinstance(error, UnicodeDecodeError)
-        reason = "not UTF-8 text; unpack or convert it" if binary else "it is damaged"
-        reason = getattr(error, "strerror", None) or reason
-        raise ValueError(f"cannot read {path}: {reason}") from error
+        raise ValueError(f"cannot read {path} ({error}): give a file of UTF-8 text") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
@@ -290,7 +287,7 @@ def parquet_rows(path: Path) -> list[dict]:
     try:
         return read_table(path).to_pylist()
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: it is no Parquet file, or damaged") from error
+        raise ValueError(f"cannot read {path} ({error}): give a Parquet file") from error
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:

@@ -25,7 +25,6 @@ def main() -> None:
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, 1 << 24),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, job["processes"]),
     ):
         hard = resource.getrlimit(name)[1]  # the user's own
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

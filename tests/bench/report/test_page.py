@@ -5,7 +5,6 @@ import re
 
 import pytest
 from measured import FAST, GREEDY, RUN, measured, measured_trees, sample, step, write_run
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from ouroboros.bench.report.gather import load
@@ -45,15 +44,6 @@ def test_a_viewer_takes_prompts_at_even_distances(tmp_path):
     shown = viewer_run(load(tmp_path), "x", most_tokens=35)
     assert [prompt["id"] for prompt in shown["prompts"]] == ["0", "5", "10"]
     assert shown["prompts_in_all"] == 11 and shown["as_ids"] and shown["repeats"] == 1
-
-
-def test_token_texts_never_break_a_character():
-    tokenizer = Tokenizer.from_file(f"{model_path('reference/target')}/tokenizer.json")
-    text = "def f():\n    return 'é🙂'"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    split = splitter(find_tokenizer("reference/target"))
-    assert "".join(split(ids)) == text and len(split(ids)) == len(ids)
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(split(ids[:-2]))
 
 
 def test_tokens_are_ids_without_the_runs_own_tokenizer(tmp_path):

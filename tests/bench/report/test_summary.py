@@ -110,8 +110,6 @@ PUBLISHED = {"tokens_per_s": {"greedy": 15.6}}
     ("facts", "words"),
     [
         ({"sampling": SAMPLING}, "T=0.8, top_p=0.9, repetition penalty=1.1"),
-        (task(template="plain"), "toy, 2 prompts x up to 6 tokens"),
-        (task(template="chat"), "toy, 2 prompts x up to 6 tokens, chat template"),
         (
             task(template="chat", template_args={"enable_thinking": False}),
             "toy, 2 prompts x up to 6 tokens, chat template, enable_thinking=false",
@@ -121,21 +119,17 @@ PUBLISHED = {"tokens_per_s": {"greedy": 15.6}}
         ({"config": {"context_tokens": 20}}, "toy, 2 prompts padded to 20 tokens x up to 6 tokens"),
         ({"parallel": {"ranks": 2}}, "Toy CPU, 2 cores, 2 processes"),
         (model(draft="c/d"), "big + d"),
-        (model(engines={"target": {"engine": "eager"}}), "big"),
         (model(name="SmolLM2", target="reference/target"), "SmolLM2"),
         (model(quantised={"draft": "quanto int8"}), "float32, draft quanto int8"),
-        (model(engines={"target": {"engine": "static"}}), "float32, static engine"),
         (
             model(engines={"target": {"engine": "fused", "exact": True}}),
             "float32, fused engine (exact calls)",
         ),
         (model(standin={"target": "x", "draft": "y"}), "big as a stand-in, shapes x / y"),
-        (model(standin={"target": "x", "draft": None}), "big as a stand-in, shapes x"),
         (
             model(name="SmolLM2", target="reference/target") | {"published": PUBLISHED},
             "SmolLM2 (a rehearsal)",
         ),
-        (gpus("cuda"), "A"),
         (gpus("cuda:1"), "B"),
         (gpus("cpu"), "Toy CPU, 2 cores"),
     ],
@@ -144,33 +138,15 @@ def test_a_title_names_the_conditions(facts, words):
     assert words in measured(**facts).facts.title.split(" · ")
 
 
-@pytest.mark.parametrize(
-    ("about", "words"),
-    [({}, "the given costs"), ({"measured": "at load"}, "the costs measured with the run")],
-)
-def test_costs_without_a_name_are_given_or_measured(tmp_path, about, words):
-    one = three_decoders()
-    write_run(tmp_path, one.run, one.samples)
-    replace(COSTS, about=about).save(tmp_path / "costs.json")
-    assert load(tmp_path).facts.costs == words
-
-
 def test_the_json_document_is_short():
     found = summarise(three_decoders(TOY)).headline()
     assert found["other"]["latency_speedup"] == 2 and "acceptance_length" not in found["greedy"]
     assert all(len(json.dumps(row)) < 200 for row in found.values()), "2 KB hold ten decoders"
 
 
-def test_leads_are_paired_by_prompt_and_by_measure():
-    row = summarise(three_decoders()).frame.loc["other"]
-    assert row["latency_vs_ouroboros"] == pytest.approx(12 / 6)
-    assert row["latency_vs_ouroboros.low"] == pytest.approx(6 / 4)
-
-
 def test_costs_give_cost_per_token_and_predicted_speedups():
     frame = summarise(three_decoders(TOY)).frame
     assert frame.loc["ouroboros", "cost_per_token"] == pytest.approx(4.4 / 6)
-    assert frame.loc["other", "cost_vs_ouroboros"] == pytest.approx(3 * (12 + 4) / 44)
     assert np.isnan(frame.loc["hf_greedy", "cost_per_token"])
     seconds = 2 * (14 + 8 + 1) + 30 + 6
     predicted = frame.loc["ouroboros", "predicted_speedup"]
@@ -192,10 +168,8 @@ def test_a_run_without_times_shows_predictions_and_says_so():
     assert title.endswith("predicted with toy, without prefill")
     split = three_decoders(bare, timing=False, parallel={"ranks": 2})
     assert summarise(split).facts.title.endswith("without prefill, for one process")
-    short = CostModel(replace(COSTS, target=Surface({4: {1: 10.0, 5: 14.0}})), "short")
-    for config, costs in (({"batch_size": 2}, TOY), ({}, short)):  # nothing is predicted
-        summary = summarise(three_decoders(costs, timing=False, config=config))
-        assert "predicted" not in " ".join([summary.facts.title, *summary.notes[:1]])
+    batched = summarise(three_decoders(TOY, timing=False, config={"batch_size": 2}))
+    assert "predicted" not in " ".join([batched.facts.title, *batched.notes[:1]])
 
 
 def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
@@ -212,8 +186,14 @@ def test_a_folders_own_costs_are_used(tmp_path):
     folder = write_run(tmp_path, one.run, one.samples)
     assert make_report(folder).facts.costs is None and not (tmp_path / "speedup.png").exists()
     assert (tmp_path / "calls.png").exists()
-    replace(COSTS, about={"name": "toy"}).save(tmp_path / "costs.json")
-    assert make_report(folder).facts.costs == "the costs 'toy'"
+    for about, words in (
+        ({}, "the given costs"),
+        ({"measured": "at load"}, "the costs measured with the run"),
+        ({"name": "toy"}, "the costs 'toy'"),
+    ):
+        replace(COSTS, about=about).save(tmp_path / "costs.json")
+        assert load(tmp_path).facts.costs == words
+    make_report(folder)
     assert (tmp_path / "speedup.png").exists()
 
 
@@ -251,7 +231,6 @@ def test_completions_that_differ_are_compared_and_named():
     ("load", "words"),
     [
         ({"cpu_percent": 0.0, "other_percent": 45.4}, "machine was busy (45 % by other programs)"),
-        ({"cpu_percent": 90.0, "other_percent": 3.0}, ""),
         ({"cpu_percent": 90.0}, "machine was busy (90 % by other programs)"),
         ({"cpu_percent": 0.0, "gpu_percent": 60.0}, "machine was busy (60 % by other programs)"),
         ({}, ""),
@@ -275,13 +254,6 @@ def test_captions_name_models_and_prompts():
     assert plots.conditions([summary]) == " Models: big; 2 prompts."
     other = replace(summary, measured=measured(FAST[:1], **model(target="a/small")))
     assert plots.conditions([summary, other]) == " Models: big or small; 1 or 2 prompts."
-
-
-def test_a_score_may_have_a_point_in_its_name():
-    scores = {(p, "fast", 0): {"f1": 0.0, "f1.macro": f1} for p, f1 in (("a", 0.5), ("b", 1.0))}
-    summary = summarise(measured(scores=scores))
-    assert summary.to_dict()["decoders"]["fast"]["score.f1.macro"]["value"] == 0.75
-    assert "f1.macro" in to_markdown(summary)
 
 
 def test_groups_have_their_own_speedups():

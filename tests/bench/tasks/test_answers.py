@@ -10,36 +10,24 @@ from ouroboros.bench.tasks.humaneval import STOP
 PROMPT = 'def twice(x):\n    """Return 2 * x."""\n'
 BODY, WHOLE = "    return 2 * x", "def twice(x):\n    return 2 * x\n"
 FENCED, DRAFT = f"```python\n{WHOLE}```", "```python\ndef twice(x):\n    return x\n```"
-QUOTED = "".join(f"> {line}\n" for line in FENCED.splitlines())
-
-
-def listed(mark: str, answer: str) -> str:
-    return mark + "So:\n" + textwrap.indent(answer, " " * len(mark)) + "\n"
 
 
 ANSWERS = {
     "one block": f"Sure:\n\n{FENCED}\n\nIt doubles x.",
     "with a language and a title": FENCED.replace("python", "Python title=a.py"),
-    "without a language": FENCED.replace("python", ""),
-    "tildes": FENCED.replace("```", "~~~"),
     "after a word": f"Sure: {FENCED}",
     "closed in its last line": f"```python\n{WHOLE.strip()}```",
     "not closed": f"Sure:\n```python\n{WHOLE}",
     "cut off in an example": f"```python\n{WHOLE}\nprint(twice(",
-    "in a numbered list": listed("1. ", FENCED) + "2. Run it.",
-    "in a list": listed("- ", FENCED),
-    "in a quotation": QUOTED,
+    "in a list": "1. So:\n" + textwrap.indent(FENCED, "   ") + "\n2. Run it.",
     "indented in its block": "```python\n" + textwrap.indent(WHOLE, "    ") + "```",
     "a fence in its docstring": f'```\n{PROMPT[:-4]}\n    ```\n    x\n    ```"""\n{BODY}\n```',
-    "after a shell's block": f"```sh\npip install x\n```\n{FENCED}",
     "after a block of use": f"You can call it:\n```python\nprint(twice(1))\n```\n{FENCED}",
     "before a block of tests": f"{FENCED}\n```python\ndef test():\n    assert twice(1) == 3\n```",
     "after a draft": f"{DRAFT}\nThis forgets a factor:\n{FENCED}",
-    "before its signature alone": f"{FENCED}\nThe head:\n```python\ndef twice(x):\n```",
     "after reasoning": f"<think>So:\n{DRAFT}\nNo.</think>\n{FENCED}",
     "tags": f"[PYTHON]\n{WHOLE}[/PYTHON]\n[TESTS]\nassert twice(1) == 3\n[/TESTS]",
     "no block": f"Here it is:\n\nimport math\n\n{WHOLE}\nIt doubles x.",
-    "no block but one of use": f"{WHOLE}\nFor example:\n```python\ntwice(1)\n```",
     "the body in a block": f"```python\n{BODY}\n```",
     "the body": f" \n{BODY}\n\n```python\ntwice(1)\n```",
     "the body and a sentence": f"{BODY}\n\nThis doubles x.",
@@ -47,11 +35,8 @@ ANSWERS = {
 }
 FOLLOWED = {
     "a decorator": "@pytest.mark.slow\ndef test():\n    pass",
-    "a cut decorator": "@pytest.mark.par",
     "an assertion": "assert twice(1) == 3",
     "a loop": "for i in range(3):\n    print(twice(i))",
-    "an import": "import pytest",
-    "a docstring": '"""\nMore\n"""',
     "an interactive session": ">>> twice(1)",
     "a sentence": "This function doubles x.",
     "a fence": "```\n\nExample:\n```python\nassert False\n```",

@@ -71,9 +71,3 @@ def test_stop_strings_are_a_list_of_texts(tmp_path, monkeypatch, stop):
     monkeypatch.setattr("riddles.Riddles.stop", stop)
     with pytest.raises(ValueError, match=wanted):
         TaskSpec("riddles.Riddles").load()
-
-
-def test_a_task_without_new_tokens_is_refused(monkeypatch):
-    monkeypatch.setattr("riddles.Riddles.max_new", 0)
-    with pytest.raises(ValueError, match="the task's max_new=0: give a whole number, 1 or more"):
-        TaskSpec("riddles.Riddles").load()

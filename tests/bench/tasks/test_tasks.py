@@ -48,9 +48,6 @@ def test_templates_of_the_published_runs(template, start, middle):
     task = HumanEval(template=template)
     prompt = task.load()[0].prompt
     assert prompt.startswith(start) and middle in prompt and task.stop == ()
-
-
-def test_an_unknown_template_is_refused_by_name():
     with pytest.raises(ValueError, match="'paper' is unknown: choose one of plain, chat"):
         HumanEval(template="paper")
 
@@ -76,12 +73,9 @@ def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
 
 
 def test_wordings_for_instruct_models_are_answered_in_fences():
-    task = HumanEval(execute_code=True)
-    fenced = {name for name, t in task.templates.items() if t.chat or t.instructs}
+    templates = HumanEval().templates
+    fenced = {name for name, t in templates.items() if t.chat or t.instructs}
     assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
-    body = str(task.load()[0].data["canonical_solution"]).rstrip()
-    example = "\n```\n\nExample:\n```\nassert False\n```"
-    assert task.score(task.load()[0], body + example)["passed"] == 1.0
 
 
 def test_programs_have_no_score_where_none_can_run():
@@ -160,9 +154,6 @@ def _running(named: str) -> bool:
     return False
 
 
-INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
-
-
 SEEN = {
     "no network card": "import socket\nassert [n for _, n in socket.if_nameindex()] == ['lo']",
     "no other process": "import os\nassert sum(n.isdigit() for n in os.listdir('/proc')) < 4",
@@ -170,33 +161,15 @@ SEEN = {
     "try:\n    pathlib.Path('/var/tmp/ouroboros-was-here').touch()\n"
     "except OSError as error:\n    assert error.errno == errno.EROFS\n"
     "else:\n    raise AssertionError",
-    "few processes": "rows = [row.split() for row in open('/proc/self/limits')]\n"
-    "assert int(next(row[2] for row in rows if row[:2] == ['Max', 'processes'])) < 100000",
 }
 
 
-@pytest.mark.parametrize(
-    "what", [*(pytest.param(name, marks=INSIDE) for name in [*SEEN][:3]), "few processes"]
-)
-def test_a_program_sees_its_limits(what):
+@pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
+@pytest.mark.parametrize("program", SEEN.values(), ids=SEEN)
+def test_a_program_sees_its_limits(program):
     problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
-    found = verdict({**problem, "entry_point": "None"}, SEEN[what], timeout_s=30.0)
+    found = verdict({**problem, "entry_point": "None"}, program, timeout_s=30.0)
     assert found == "passed"
-
-
-def test_prompts_from_jsonl_and_from_text(tmp_path):
-    lines = tmp_path / "mine.jsonl"
-    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
-    assert [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()] == [
-        ("mine/1", "a"),
-        ("second", "b"),
-    ]
-    listed = tmp_path / "mine.json"
-    listed.write_text('[{"prompt": "a"}, {"prompt": "b"}]')
-    assert [e.prompt for e in Prompts(path=str(listed)).load()] == ["a", "b"]
-    text = tmp_path / "one.txt"
-    text.write_text("two\nlines")
-    assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
 
 
 @pytest.mark.parametrize(
@@ -223,6 +196,10 @@ def test_prompts_from_other_endings(tmp_path, name):
 
 
 def test_prompts_from_one_text_with_lines_between_and_from_a_folder(tmp_path):
+    lines = tmp_path / "mine.jsonl"
+    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
+    found = [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()]
+    assert found == [("mine/1", "a"), ("second", "b")]
     several = tmp_path / "b.txt"
     several.write_text("  one\n\nmore\n---\n\n---  \r\ntwo ---\n----\n")
     found = [(e.id, e.prompt) for e in Prompts(path=str(several)).load()]
@@ -254,7 +231,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
         Prompts(path=str(tmp_path / "none.jsonl")).load()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="give a file of UTF-8 text"):
         Prompts(path=str(tmp_path / "binary.txt")).load()
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
