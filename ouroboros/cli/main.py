@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -35,11 +36,11 @@ COMMANDS = {
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
 FLAGS = {
-    "generate": {"target": "model.target", "draft": "model.draft", "template": "task.template"}
-    | {name: name for name in ("decoder", "max_new", "temperature", "seed", "race")},
-    "report": {name: name for name in ("out", "costs", "remake", "tokenizer", "wide")},
+    "generate": "model.target model.draft task.template decoder max_new temperature seed race",
+    "report": "out costs remake tokenizer wide",
 }
 """Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
+SWITCHES = ("race", "remake", "wide")
 CONFIGS = {"bench": "config", "profile": "profiling"}
 """The configs of commands, where they have another name."""
 USAGE = f"""\
@@ -113,20 +114,15 @@ def without_flags(name: str, argv: Sequence[str]) -> list[str]:
     >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
     ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
     """
-    found, rest = list[str](), list(argv)
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        option = FLAGS.get(name, {}).get(flag[2:].replace("-", "_")) if flag[:2] == "--" else None
-        if option is None:
-            found.append(flag + equals + value)
-            continue
-        if not equals:
-            value = rest.pop(0) if rest and rest[0][:1] != "-" and "=" not in rest[0] else "true"
-        found += ["model=hf"] * (option == "model.target")
-        found.append(
-            f"{option}={'plain' if (option, value) == ('task.template', 'none') else value}"
-        )
-    return found
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in FLAGS.get(name, "").split():
+        how: dict = {"action": "store_const", "const": "true"} if option in SWITCHES else {}
+        flag = option.rpartition(".")[2].replace("_", "-")
+        parser.add_argument(f"--{flag}", dest=option, **how)
+    flags, rest = parser.parse_known_args(argv)
+    given = {option: value for option, value in vars(flags).items() if value is not None}
+    hub = ["model=hf"] if "model.target" in given else []
+    return [*hub, *(f"{option}={value}" for option, value in given.items()), *rest]
 
 
 def call(name: str, *arguments: Any, as_json: bool) -> int:

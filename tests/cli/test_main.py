@@ -96,7 +96,7 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     told("bench", *rest, "--json")
     told("generate", "x = 1", "race=true")
     told("report", "a", "b", "out=c")
-    told("generate", "x", "--target", "ID", "--template", "none", "--max-new", "8", "--race")
+    told("generate", "x", "--target", "ID", "--template", "plain", "--max-new", "8", "--race")
     told("report", "a", "--out=c")
     assert seen == [
         ("bench", [], rest, {"as_json": True}),

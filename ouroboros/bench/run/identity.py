@@ -25,7 +25,6 @@ import torch
 from pandas import json_normalize
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 
 BUSY = 20
@@ -39,7 +38,6 @@ SAMPLED_BY = (
 )
 """Packages whose versions affect samples."""
 PACKAGES = (*SAMPLED_BY[1:], "numpy", "accelerate", "hydra-core", "scipy")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
@@ -67,8 +65,7 @@ def environment(run: Mapping) -> dict[str, object]:
     """Return the environment that all samples of a run share, from its run.json: versions by
     package, cpu, threads, gpus, cuda, processes (of a timed run) and the commit of the code."""
     found = run.get("provenance", {})
-    parts = (found.get(key) for key in ("versions", "machine"))
-    versions, host = (part if isinstance(part, dict) else {} for part in parts)
+    versions, host = (found.get(key, {}) for key in ("versions", "machine"))
     return {
         **{name: versions.get(name) for name in SAMPLED_BY},
         **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda", "processes")},
@@ -83,8 +80,7 @@ def changes(old: Mapping, new: Mapping) -> str:
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
-        decoders = run.get("config", {}).get("decoder")  # conversations continue the first decoder
-        order = list(decoders) if isinstance(decoders, Mapping) else decoders
+        order = list(run.get("config", {}).get("decoder", ()))  # conversations continue the first
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}
         values = {name: v for name, v in values.items() if not str(name).endswith(".fallback")}
@@ -142,15 +138,14 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), flags (of
-    `CPU_FLAGS`), memory_gib, gpus, cuda and os."""
-    model, flags = cpu()
+    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), gpus, cuda
+    and os."""
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return {
-        "cpu": model,
+        "cpu": name[1] if name else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        "flags": [flag for flag in CPU_FLAGS if flag in flags],
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "os": f"{platform.system()} {platform.machine()}",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,14 +148,3 @@ def model_names(model: Mapping) -> str:
     if all(name.startswith(SHIPPED) for name in names):
         return str(model["name"])
     return " + ".join(Path(name).name for name in names)
-
-
-def cpu() -> tuple[str, frozenset[str]]:
-    """Return the CPU's model name and feature flags (empty if the system does not report them)."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine(), frozenset()
-    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text, re.MULTILINE))
-    flags = fields.get("flags") or fields.get("Features") or ""
-    return fields.get("model name", platform.machine()), frozenset(flags.split())

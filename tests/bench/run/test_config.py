@@ -62,7 +62,6 @@ INTEGER = "could not be converted to Integer"
         ("model", [], "list is not a subclass of PairSpec"),
         ("model.standin", {"a": "b"}, "give a shape for each role, as {target: yi-34b"),
         ("model.max_len", "long", f"model.max_len: Value 'long' of type 'str' {INTEGER}"),
-        ("model.draft_cost", -1, "model.draft_cost=-1.0: give 0 or more, or null"),
         ("model.draft_head", "some", "model.draft_head=some: give a whole number"),
         ("decoder.greedy", 3, "decoder.greedy: Value 3 (int) is incompatible"),
         ("record_predictions", True, "give timing=false as well"),

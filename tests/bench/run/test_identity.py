@@ -21,7 +21,6 @@ from ouroboros.bench.run.folder import ResultsFolder
         ("max_new", {"max_new": 9}),
         ("numba", {"provenance": {"versions": {"numba": "2"}}}),
         ("order of decoders", {"config": {"decoder": {"b": {}, "a": {}}}}),
-        ("order of decoders", {"config": {"decoder": -1}}),
     ],
 )
 def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
