@@ -8,7 +8,6 @@ runs, never for its help.
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import signal
@@ -61,11 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named by the first argument; return its exit code.
 
     A user error prints one line on stderr and gives exit code 2; with HYDRA_FULL_ERROR set, it
-    prints the traceback. Characters that the terminal cannot show are printed as "?".
+    prints the traceback.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h", "--version"):
         print(f"ouroboros {ouroboros.__version__}" if name == "--version" else USAGE)

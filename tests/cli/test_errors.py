@@ -54,6 +54,7 @@ OTHERS = {
         ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
         (["profile.calls=few"], "profile.calls=few: give a whole number"),
         (["timing=false"], "a profile measures times"),
+        (["costs=epyc"], "leave costs out"),
         (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
         (["experiment=peers"], "experiment=peers: conf/profiling.yaml would override its decoders"),
     ],
@@ -160,10 +161,11 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
 
 
 @pytest.mark.parametrize("name", door.COMMANDS)
-def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
+def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch, name):
     argv = COMMANDS.get(name, lambda: [] if name == "distill" else ["x"])()
     for error, code, says in (
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
+        (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
         (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
     ):
 

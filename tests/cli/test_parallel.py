@@ -120,20 +120,6 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     assert len({(key[0], new) for key, new in ended.items()}) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("timing", [True, False])
-def test_times_with_different_numbers_of_processes_are_not_mixed(job, tmp_path, timing):
-    options = "parallel=tree", "decoder=[greedy]", "costs=epyc", "audit=none", f"timing={timing}"
-    arguments = [x for x in job(tmp_path / "two", *options) if x not in OWN[4:]]
-    for code, value in in_processes(2, process(arguments, tmp_path), tmp_path / "whole"):
-        assert code == 0 and value[0] == 0
-    folder = ResultsFolder(tmp_path / "two")
-    folder.save_run(folder.load_run(), status="interrupted")
-    ((_, (code, told)),) = in_processes(1, process(arguments, tmp_path), tmp_path / "resumed")
-    assert code == (2 if timing else 0)
-    assert ("processes was 2, is 1" in told) == timing
-
-
 def test_a_mistake_is_told_by_one_rank(job, tmp_path):
     arguments = job(tmp_path / "none", "parallel=tree", "model.target=nowhere")
     found = [value for _, value in in_processes(2, process(arguments, tmp_path), tmp_path)]
@@ -142,11 +128,20 @@ def test_a_mistake_is_told_by_one_rank(job, tmp_path):
     assert len(errors) == 1 and "nowhere" in errors[0]
 
 
-def test_a_parallel_run_without_torchrun_is_refused_in_one_line(run_bench, monkeypatch):
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["parallel=tree"], "torchrun --nproc-per-node 2"),
+        (
+            ["parallel=tree", "+model.options.tp_plan=auto"],
+            "parallel=tree takes no tp_plan: it",
+        ),
+    ],
+)
+def test_what_cannot_be_parallel_is_refused_in_one_line(run_bench, monkeypatch, overrides, says):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    code, _, err = run_bench("max_new=4", "parallel=tree")
-    (line,) = [line for line in err.splitlines() if "error:" in line]
-    assert code == 2 and "torchrun --nproc-per-node 2" in line
+    code, _, err = run_bench("max_new=4", *overrides)
+    assert code == 2 and [says in line for line in err.splitlines() if "error:" in line] == [True]
 
 
 def test_each_process_has_a_gpu_and_whole_models_of_one_dtype(monkeypatch):

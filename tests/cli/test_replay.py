@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-WINDOW = "decoder.lookahead.window_size=3"
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
 
@@ -111,16 +110,6 @@ def test_a_run_without_a_draft_records_no_draft_cost(run_bench, run_replay, save
     rows = document["decoders"]
     assert rows["greedy"]["calls_per_token"] == 1.0, err
     assert rows["speculative"]["calls_per_token"] is None
-
-
-def test_a_lack_of_recorded_predictions_is_found_before_anything_is_replayed(
-    run_replay, saved_pair
-):
-    (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    code, document, err = run_replay("recording=one.jsonl", "decoder=[greedy,lookahead]", WINDOW)
-    assert code == 2 and not document and "greedy" not in err, "no bar of greedy's replay"
-    assert err.splitlines()[-1].startswith("error: Lookahead learns from")
-    assert err.rstrip().endswith("record_predictions=true timing=false")
 
 
 def test_a_decoder_that_lacks_a_prediction_does_not_lose_the_others(

@@ -223,6 +223,8 @@ class RunConfig(Sampling):
             raise ValueError("record_predictions=true slows every step: give timing=false as well")
         if self.batch_size > 1 and self.parallel:
             raise ValueError("parallel=tree decodes one sequence at a time: give batch_size=1")
+        if self.parallel and "tp_plan" in self.model.options:
+            raise ValueError("parallel=tree takes no tp_plan: it spreads a model over all ranks")
         self.model.check_named("target")
         for name, own in self.decoder.items():
             if own.get("verification") == "rejection" and self.repetition_penalty != 1.0:

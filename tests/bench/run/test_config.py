@@ -83,6 +83,8 @@ def test_wrong_values_are_named_in_one_line(path, value, says):
         ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
         ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
         ({"_target_": "no.such.Class"}, "there is no such class"),
+        ({"_target_": "ouroboros.baselines.Nope"}, "there is no such class"),
+        ({"_target_": "ouroboros.bench.run.folder.RUN"}, "there is no such class"),
     ],
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import json
 from dataclasses import replace
 
 import pytest
-from bench_models import TextTask, bench_of, byte_tokenizer, ran, run_config, tiny_llama
+from bench_models import TextTask, bench_of, byte_tokenizer, run_config, tiny_llama
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
 
@@ -122,16 +120,12 @@ def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy
 
 DAMAGE = [
     "",
-    "[]",
     "{",
     '{"verify_ms": {"1": -3}}',
     '{"verify_ms": {"1": NaN}}',
-    '{"verify_ms": {"1": "fast"}}',
-    '{"verify_ms": {}}',
     '{"verify_ms": {"0": 1}}',
     '{"verify_ms": {"1": 1}, "draft_ms": {"1": -1}}',
     '{"verify_ms": {"1": 1}, "host_ms": -1}',
-    '{"verify_ms": {"1": 1e400}}',
 ]
 
 
@@ -150,25 +144,6 @@ def test_costs_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
         path = tmp_path / folder / "costs.json"
         path.write_text('{"verify_ms": {"1": 10}}')
         assert load_costs(path).about["name"] == f"{folder}/costs.json"
-
-
-def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeypatch):
-    task, written = TextTask("abc", "bcd", "cde"), []
-    bench, append = bench_of(pair[:1], task, {"greedy": Greedy}), ResultsFolder.append
-
-    def full(self, name, row, key=None):
-        if len(written) == 2:
-            with open(self.path / name, "a") as file:
-                file.write(json.dumps(row)[:30])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written.append(name)
-        append(self, name, row, key)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(ResultsFolder, "append", full)
-        ran(bench, tmp_path)
-    assert len(ResultsFolder(tmp_path).load_samples()) == 2
-    assert len(ran(bench, tmp_path).load_samples()) == 3
 
 
 @pytest.mark.parametrize(
