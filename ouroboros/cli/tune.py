@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import provenance
@@ -83,15 +81,12 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
         seed=options.seed,
         about=asdict(options.model),
     )
-    runs = [run for one in on for run in one.recorded.runs]
-    texts = [Sample("", "", 0, 0, 0, new_tokens=run.new_tokens) for run in runs]
     facts = {
-        "texts": len(texts),
+        "texts": sum(len(one.recorded.runs) for one in on),
         "prompts": [Path(path).name for path in paths],
         "temperatures": options.temperatures,
         "max_new": options.max_new,
         "trials_each": options.trials,
-        "repetition_rate": METRICS["repetition_rate"](texts),
         "costs": {machine.name: dict(machine.costs.about) for machine in machines},
         "provenance": provenance(),
         "report": [row.dropna().to_dict() for _, row in report.astype(object).iterrows()],

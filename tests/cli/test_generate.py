@@ -8,7 +8,7 @@ import pytest
 from bench_models import byte_tokenizer, save_pair, tiny_pair
 from rich.console import Console
 
-from ouroboros import CachedModel, argmax, decode
+from ouroboros import CachedModel, argmax
 from ouroboros.cli import generate
 from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, write
 from ouroboros.decode import RootOnly
@@ -55,15 +55,6 @@ def test_a_race_is_on_one_engine(monkeypatch, told):
     for engine in ("fused", "eager"):
         assert told("def f", "race=true", "max_new=4", f"model.engine={engine}")[0] == 0
     assert engines == ["fused", "fused", "eager", "eager"]
-
-
-def test_pieces_are_the_decoders_text_and_have_its_sources():
-    one = runner_of()
-    while not one.done:
-        one.step()
-    trace = decode(target(), RootOnly(), target().tokenizer("def f").input_ids, max_new=12)
-    assert one.tokens == trace.new_tokens and one.calls == len(trace.steps)
-    assert [source for _, source in one.pieces] == ["target"] * 12
 
 
 def test_only_own_steps_are_timed(monkeypatch):

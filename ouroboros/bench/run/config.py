@@ -226,9 +226,3 @@ class RunConfig(Sampling):
         if self.parallel and "tp_plan" in self.model.options:
             raise ValueError("parallel=tree takes no tp_plan: it spreads a model over all ranks")
         self.model.check_named("target")
-        for name, own in self.decoder.items():
-            if own.get("verification") == "rejection" and self.repetition_penalty != 1.0:
-                raise ValueError(
-                    f"decoder.{name}.verification=rejection supports no repetition_penalty: "
-                    "give 1.0"
-                )

@@ -63,10 +63,8 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
     placed = {"device_map", "tp_plan"} & options.keys()
     if placed and (spec.standin or spec.device):
         other = "standin" if spec.standin else "device"
-        raise ValueError(
-            f"model.options.{min(placed)} has no effect with model.{other}={getattr(spec, other)}: "
-            f"leave it out (~model.options.{min(placed)}), or give model.{other}=null"
-        )
+        remedy = f"leave it out, or give model.{other}=null"
+        raise ValueError(f"model.options.{min(placed)} has no effect with model.{other}: {remedy}")
     if spec.engine not in get_args(EngineName):
         known = ", ".join(get_args(EngineName))
         raise ValueError(f"model.engine={spec.engine}: choose from {known}")

@@ -14,11 +14,6 @@ GOOD = {
     "decoder": {
         "greedy": {"_target_": "ouroboros.baselines.Greedy"},
         "ouroboros": {"_target_": "ouroboros.Ouroboros", "draft": "a/c", "pool_state": "cold"},
-        "mine": {
-            "_target_": "ouroboros.baselines.Speculative",
-            "draft": "a/c",
-            "verification": "rejection",
-        },
     },
 }
 
@@ -58,7 +53,6 @@ INTEGER = "could not be converted to Integer"
         ("task.shuffle", [], "task.shuffle=[]: give a whole number, 0 or more, or null"),
         ("temperature", -1, "temperature=-1.0: give a number of 0 (greedy) or more"),
         ("top_p", 0, "top_p=0.0: give a number above 0, up to 1"),
-        ("repetition_penalty", 1.2, "mine.verification=rejection supports no"),
         ("model", [], "list is not a subclass of PairSpec"),
         ("model.standin", {"a": "b"}, "give a shape for each role, as {target: yi-34b"),
         ("model.max_len", "long", f"model.max_len: Value 'long' of type 'str' {INTEGER}"),

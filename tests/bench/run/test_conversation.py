@@ -203,7 +203,6 @@ TURN = "<user>{{ messages[0].content }}{% for m in messages[1:] %}<bot>{{ m.cont
         (None, None, {"<eos>"}),
         (None, "</s>", {"</s>", "<eos>"}),
         (TURN + "<turn>\n{% endfor %}", "</s>", {"</s>", "<eos>", "<turn>"}),
-        (TURN + " <eos>{% endfor %}", None, {"<eos>"}),
         (TURN + "\n\n{% endfor %}", None, {"<eos>"}),
         (TURN + "\n<b>{% endfor %}", None, {"<eos>"}),
         ("{{ messages[0].content }}", None, {"<eos>"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from bench_models import TextTask, bench_of, byte_tokenizer, run_config, tiny_llama
@@ -55,22 +56,21 @@ def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
     assert run(run_config(saved, overwrite=True)).finished
 
 
-@pytest.mark.parametrize("stage", ["score", "audit"])
-def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
+def test_the_folder_is_locked_to_the_end(saved, monkeypatch):
+    refused = partial(pytest.raises, ValueError, match="another run is writing here")
     told = []
 
     def intrude(*arguments, **options):
-        with pytest.raises(ValueError, match="another run is writing here") as refusal:
+        with refused():
             run(run_config(saved))
-        told.append(str(refusal.value))
+        told.append("refused")
 
-    target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
-    monkeypatch.setattr(*target, intrude)
-    assert run(run_config(saved)).finished and len(told) == 1
+    monkeypatch.setattr(running, "audit_run", intrude)
+    assert run(run_config(saved)).finished and told
     folder = ResultsFolder(saved / "run", overwrite=True)
     folder.open_run({})
     monkeypatch.setattr(running, "load_pair", lambda *spec, **options: pytest.fail("loaded"))
-    with folder.locked(), pytest.raises(ValueError, match="another run is writing here"):
+    with folder.locked(), refused():
         run(run_config(saved))
 
 
@@ -101,9 +101,7 @@ def test_programs_are_judged_by_a_package_that_only_this_process_finds(tmp_path,
 def test_models_that_transformers_places_take_no_device_and_no_shape(saved, name, other):
     """Jobs with a GPU each were spread over all GPUs, and a stand-in was on one."""
     spec = replace(run_config(saved).model, options={name: "auto"}, **other)
-    with pytest.raises(
-        ValueError, match=rf"model.options.{name} has no effect with model.{min(other)}="
-    ):
+    with pytest.raises(ValueError, match=rf"{name} has no effect with model.{min(other)}: "):
         load_pair(spec, with_draft=False)
 
 
