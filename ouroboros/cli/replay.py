@@ -115,8 +115,8 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
 def has_recorded_draft(spec: PairSpec, run: Mapping) -> bool:
     """Return whether `spec` names the draft of a recorded `run` (run.json); True if unknown. Prints
     a warning for another draft."""
-    recorded, path = run["model"].get("draft"), spec.files().get("model.draft")
-    if not recorded or path is None or path.name == Path(recorded).name:
+    recorded = run["model"].get("draft")
+    if not recorded or not spec.draft or Path(spec.draft).name == Path(recorded).name:
         return True
     print(
         f"warning: the recorded run drafted with {recorded}, this replay with {spec.draft}, whose "
