@@ -97,7 +97,8 @@ def run(
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=costs, ranks=shared)
         facts |= run_facts(config, bench)
-        record = all_succeed(ranks, lambda: folder.open_run(facts))
+        # Only rank 0's folder has the run.json of a run to resume.
+        record = all_succeed(ranks, lambda: facts if ranks.rank else folder.open_run(facts))
         if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
