@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.identity import git_state, identity, machine
+from ouroboros.bench.run.identity import identity
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.main import SOME_FAILED
@@ -80,11 +80,8 @@ def run_config(options: RunConfig) -> tuple[RunConfig, Path | None]:
     config = replace(options, results_dir=str(folder))
     if config.costs or not config.timing:
         return config, None
-    loaded = asdict(config.model), config.needs_draft
-    calls = (*loaded, config.threads, config.task.to_mapping(), config.max_new)
-    here = machine()
-    made_by = (config.context_tokens, here["cpu"], here["gpus"], git_state(Path(__file__).parent))
-    digest = identity(*calls, *made_by)
+    calls = config.threads, config.task.to_mapping(), config.max_new
+    digest = identity(asdict(config.model), config.needs_draft, *calls)
     for old in sweep.glob("costs-*.json") if config.overwrite and number == 0 else ():
         old.unlink()
     return config, sweep / f"costs-{digest}.json"

@@ -36,7 +36,10 @@ CALLERS = (
     *(ImportError, KeyboardInterrupt),
 )
 """Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
-PATHS = ("results_dir", "path", "target", "draft", "recording", "costs", "revision", "out")
+PATHS = (
+    *("results_dir", "path", "target", "draft", "recording", "costs", "revision", "out"),
+    *("tokenizer", "prompts", "pool"),
+)
 """Options whose values are texts, even if they look like numbers (2026_11_27)."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 PIPE_WIDTH = 120
@@ -87,31 +90,21 @@ def check_syntax(command: str, arguments: Sequence[str]) -> None:
 
 
 def quoted(override: str) -> str:
-    """Return an override NAME=VALUE with the value in quotes if Hydra could not parse it, or would
-    read a path as a number. Expand a leading ~ and, in stop strings, the escapes \\n, \\t and \\r,
-    which shells leave as they are. Other arguments are unchanged.
-
-    Raises `ValueError` for a list or mapping that Hydra cannot parse.
+    """Return an override NAME=VALUE with a path in quotes and its leading ~ expanded: Hydra could
+    not parse it or would read it as a number. In stop strings, expand the escapes \\n, \\t and \\r,
+    which shells leave as they are. Lists, sweeps and other arguments are unchanged.
 
     >>> quoted("results_dir=2026_11_27"), quoted("task.path=a(1).txt"), quoted("task.limit=3")
     ("results_dir='2026_11_27'", "task.path='a(1).txt'", 'task.limit=3')
     """
     name, equals, value = override.partition("=")
-    if not equals or name.startswith("-"):
-        return override
-    value = os.path.expanduser(value)
     if name == "task.stop":
         for escape, character in ESCAPES.items():
             value = value.replace(escape, character)
-    try:
-        found = OverridesParser.create().parse_override(f"{name}={value}").value()
-        fits = not isinstance(found, int | float) or name.split(".")[-1] not in PATHS
-    except HydraException as error:
-        if fits := value.startswith(("[", "{", "'", '"')):
-            raise ValueError(
-                f"cannot read {override}: close brackets, and put texts in quotes, as ['a','b']"
-            ) from error
-    return f"{name}={value if fits else QuotedString(value, Quote.single).with_quotes()}"
+    is_path = name.split(".")[-1] in PATHS and value not in ("", "null")
+    if is_path and "," not in value and value[0] not in "[{'\"":
+        value = QuotedString(os.path.expanduser(value), Quote.single).with_quotes()
+    return f"{name}{equals}{value}"
 
 
 def terminal() -> Console:
@@ -147,7 +140,8 @@ def one_line(error: BaseException) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return unknown_config(group, name)
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override}: write options as NAME=VALUE"
+        remedy = "write options as NAME=VALUE, and texts in quotes, as NAME=\"['a','b']\""
+        return f"cannot read {error.override}: {remedy}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some space and rerun; what was written is kept"
     if isinstance(error, OSError) and error.strerror and error.filename:

@@ -8,12 +8,12 @@ runs, never for its help.
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -35,11 +35,11 @@ COMMANDS = {
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
 FLAGS = {
-    "generate": {"target": "model.target", "draft": "model.draft", "template": "task.template"}
-    | {name: name for name in ("decoder", "max_new", "temperature", "seed", "race")},
-    "report": {name: name for name in ("out", "costs", "remake", "tokenizer", "wide")},
+    "generate": "model.target model.draft task.template decoder max_new temperature seed race",
+    "report": "out costs remake tokenizer wide",
 }
 """Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
+SWITCHES = ("race", "remake", "wide")
 CONFIGS = {"bench": "config", "profile": "profiling"}
 """The configs of commands, where they have another name."""
 USAGE = f"""\
@@ -60,11 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named by the first argument; return its exit code.
 
     A user error prints one line on stderr and gives exit code 2; with HYDRA_FULL_ERROR set, it
-    prints the traceback. Characters that the terminal cannot show are printed as "?".
+    prints the traceback.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h", "--version"):
         print(f"ouroboros {ouroboros.__version__}" if name == "--version" else USAGE)
@@ -113,20 +110,15 @@ def without_flags(name: str, argv: Sequence[str]) -> list[str]:
     >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
     ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
     """
-    found, rest = list[str](), list(argv)
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        option = FLAGS.get(name, {}).get(flag[2:].replace("-", "_")) if flag[:2] == "--" else None
-        if option is None:
-            found.append(flag + equals + value)
-            continue
-        if not equals:
-            value = rest.pop(0) if rest and rest[0][:1] != "-" and "=" not in rest[0] else "true"
-        found += ["model=hf"] * (option == "model.target")
-        found.append(
-            f"{option}={'plain' if (option, value) == ('task.template', 'none') else value}"
-        )
-    return found
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in FLAGS.get(name, "").split():
+        how: dict = {"action": "store_const", "const": "true"} if option in SWITCHES else {}
+        flag = option.rpartition(".")[2].replace("_", "-")
+        parser.add_argument(f"--{flag}", dest=option, **how)
+    flags, rest = parser.parse_known_args(argv)
+    given = {option: value for option, value in vars(flags).items() if value is not None}
+    hub = ["model=hf"] if "model.target" in given else []
+    return [*hub, *(f"{option}={value}" for option, value in given.items()), *rest]
 
 
 def call(name: str, *arguments: Any, as_json: bool) -> int:

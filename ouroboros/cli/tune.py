@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import provenance
@@ -24,8 +21,7 @@ from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
-from ouroboros.costs import Costs
-from ouroboros.decoder_factory import needs_draft
+from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
@@ -41,14 +37,6 @@ found the configured settings are; best by ...: the same for the settings that a
 other costs."""
 
 
-def named_costs(sources: Sequence[str]) -> dict[str, Costs | None]:
-    """Load costs; return them by name. A name is the source without folder and suffix; if two of
-    these names would be equal, all names are the sources as given."""
-    stems = [Path(source).stem for source in sources]
-    names = stems if len(set(stems)) == len(set(sources)) else sources
-    return dict(zip(names, map(load_costs, sources), strict=True))
-
-
 def tune(options: TuneOptions) -> tuple[int, dict]:
     """Tune every decoder for each of the costs, write and print the report; return 0 and the best
     settings, {decoder: {name of costs: settings}}."""
@@ -57,14 +45,13 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     if unknown := [name for name in options.decoder if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
-    if bare := [name for name, own in options.decoder.items() if own.get("draft", ...) is None]:
-        raise ValueError(f"{', '.join(bare)}: give model.draft=<hub id or folder>")
+    check_decoders(options.decoder)
     overrides = list(HydraConfig.get().overrides.task)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
     tasks = [Prompts(path=path, stop=STOP) for path in paths]
-    costs: Any = named_costs(options.costs)
+    costs: Any = {made.about["name"]: made for made in map(load_costs, options.costs) if made}
     results = Path(options.results_dir)
     pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
     print(DURATION, file=sys.stderr)
@@ -94,15 +81,12 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
         seed=options.seed,
         about=asdict(options.model),
     )
-    runs = [run for one in on for run in one.recorded.runs]
-    texts = [Sample("", "", 0, 0, 0, new_tokens=run.new_tokens) for run in runs]
     facts = {
-        "texts": len(texts),
+        "texts": sum(len(one.recorded.runs) for one in on),
         "prompts": [Path(path).name for path in paths],
         "temperatures": options.temperatures,
         "max_new": options.max_new,
         "trials_each": options.trials,
-        "repetition_rate": METRICS["repetition_rate"](texts),
         "costs": {machine.name: dict(machine.costs.about) for machine in machines},
         "provenance": provenance(),
         "report": [row.dropna().to_dict() for _, row in report.astype(object).iterrows()],

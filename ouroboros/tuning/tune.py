@@ -6,7 +6,6 @@ replayed on these texts; decoders that cannot be replayed run live and must retu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -81,13 +80,11 @@ def record(bench: Bench) -> Evidence:
 
 @dataclass
 class Machine:
-    """A machine's call costs; `decoders` is {name: config for this machine}, `tried` {name:
-    settings scored, as JSON texts}."""
+    """A machine's call costs; `decoders` is {name: config for this machine}."""
 
     name: str
     costs: Costs
     decoders: Mapping[str, Mapping]
-    tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
         """Return a value for each option that conf/tune lists for the decoder: from `settings`, or
@@ -99,7 +96,6 @@ class Machine:
         """Return the geometric mean of a decoder's `speed` over the items of `on`, one per task and
         temperature. Raises `ValueError` for settings that the decoder does not accept."""
         full = self.full(decoder, settings)
-        self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
         for evidence in on:
             samples = evidence.counts(decoder, self.decoders[decoder], full, self.costs)
@@ -160,10 +156,8 @@ def tune(
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
     texts = [(asdict(one.recorded.sampling), [r.tokens for r in one.recorded.runs]) for one in on]
-    of, folder = (
-        identity(git_state(Path(__file__).parent), texts, about, SPACES),
-        ResultsFolder(results),
-    )
+    given = identity(git_state(Path(__file__).parent), texts, about, SPACES)
+    folder = ResultsFolder(results)
     found: dict[str, list[dict]] = {name: [] for name in names}  # one per machine
     with folder.locked(SEARCHES), tqdm(total=len(names) * len(machines), desc="searches") as bar:
         done = {row["key"]: row for row in read_lines(results / SEARCHES)}
@@ -171,13 +165,12 @@ def tune(
             drawn = random_settings(SPACES[name], trials, f"{seed}-{name}")
             for machine in machines:
                 own = asdict(machine.costs), dict(machine.decoders[name])
-                key = identity(of, trials, first, seed, name, *own)
+                key = identity(given, trials, first, seed, name, *own)
                 if key not in done:
                     top = machine.best(name, drawn, few, on)
-                    done[key] = {"key": key, "settings": top, "tried": sorted(machine.tried[name])}
+                    done[key] = {"key": key, "settings": top}
                     folder.append(SEARCHES, done[key])
                 found[name].append(done[key]["settings"])
-                machine.tried.setdefault(name, set()).update(done[key]["tried"])
                 bar.update()
     rows, tops = [], {}
     for name in names:
@@ -191,6 +184,5 @@ def tune(
             others = {f"best by {m}": rate(s) for m, s in tops[name].items() if m != machine.name}
             for column, value in {"regret": configured, **others}.items():
                 row[column] = f"{100 * (1 - value / highest):.1f} %" if highest else "-"
-            row |= {"settings tried": len(machine.tried[name])}
             rows.append(row | {"settings": machine.full(name, settings)})
     return pd.DataFrame(rows), tops

@@ -42,7 +42,7 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
         with monkeypatch.context() as patch:
             if name == "bench" and not plot:
                 patch.setattr(
-                    import_module("ouroboros.bench.report.plots"), "bars", lambda *_: None
+                    import_module("ouroboros.bench.report.plots"), "bars", lambda *_, **__: None
                 )
             try:
                 code = main([name, *(own if pair else ()), *rest]) or 0

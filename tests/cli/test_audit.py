@@ -57,16 +57,16 @@ def test_completions_of_any_engine_are_judged(audited, completions, saved_pair):
     assert "greedy-equivalent" in text.splitlines()[2] and "missing" in text
 
 
-def test_a_file_alone_is_held_against_the_model(audited, completions):
-    assert audited(plain=completions)[0] == 0
-    shifted = [{**row, "token_ids": [5, *row["token_ids"][1:]]} for row in completions]
-    assert audited(plain=shifted)[1]["bugs"] > 0
-
-
-def test_a_file_called_reference_is_judged_too(audited, completions):
+def test_one_file_is_held_against_the_model_and_any_name_and_lines_without_ids_will_do(
+    audited, completions
+):
     wrong = [{**row, "token_ids": [5, *row["token_ids"][1:]]} for row in completions]
+    assert audited(plain=completions)[0] == 0 and audited(plain=wrong)[1]["bugs"] > 0
     code, found, _ = audited(plain=completions, reference=wrong)
     assert code == 1 and found["verdicts"]["reference"]["BUG"] > 0
+    rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
+    found = audited(plain=rows, same=rows)[1]
+    assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
 
 
 def test_a_prompt_with_its_special_tokens_is_not_given_them_again(completions, tmp_path):
@@ -107,12 +107,6 @@ def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
     assert verdicts(ended, []) == ["identical", "BUG"]
     assert verdicts([text[0]], [], eos=text[0]) == same
     assert verdicts([], [text[0]], eos=text[0]) == verdicts([], [], eos=text[0]) == same
-
-
-def test_lines_without_ids_pair_by_their_order(audited, completions):
-    rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
-    found = audited(plain=rows, same=rows)[1]
-    assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
 
 
 @pytest.mark.parametrize(

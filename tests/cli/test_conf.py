@@ -10,13 +10,13 @@ from hydra.utils import get_class
 from tiny import mostly_slow
 
 from ouroboros import Ouroboros, argmax, standin, vocab
-from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.config import REMOVED, RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
-from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
-from ouroboros.decoder_factory import check_decoders, decoder_factories
+from ouroboros.decoder_factory import decoder_factories
 from ouroboros.drafters.pool import save_state
 from ouroboros.instantiate import find_class
 
@@ -136,15 +136,6 @@ def test_an_ablation_changes_one_thing():
         )
 
 
-def test_missing_models_are_named():
-    with pytest.raises(ValueError, match=r"model\.target"):
-        load_pair(PairSpec("hf", None), with_draft=False)
-    with pytest.raises(ValueError, match=r"model\.draft"):
-        load_pair(PairSpec("hf", "some/model"), with_draft=True)
-    with pytest.raises(ValueError, match=r"model\.dtype 'int99'"):
-        load_pair(PairSpec("hf", "some/model", dtype="int99"), with_draft=False)
-
-
 @pytest.mark.parametrize(
     ("override", "value"),
     [
@@ -193,15 +184,6 @@ def test_bench_end_to_end(run_bench, saved_pair):
     code, out, err = run_bench(*options)
     assert code == 2 and out == ""
     assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
-    run = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**run, "status": "running"}))
-    lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
-    (folder / "samples.jsonl").write_text("".join(lines[:1]) + lines[1][:30])
-    code, out, err = run_bench(*options)
-    assert code == 0, err
-    assert json.loads(out.splitlines()[-1])["samples"] == 6
-    assert (folder / "samples.jsonl").read_text().startswith(lines[0])
-    assert json.loads((folder / "run.json").read_text())["resumed"] == 1
 
 
 def test_failed_samples_are_said_last_and_measured_anew(run_bench, monkeypatch):
@@ -235,8 +217,6 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert run_bench(*tiny, f"{state}task", "results_dir=saved")[0] == 0
     pool = saved_pair / "saved" / "pool-ouroboros.json"
     assert json.loads(pool.read_text())["state"]["text"]
-    run = json.loads((saved_pair / "saved" / "run.json").read_text())
-    assert run["carried_pools"] == ["ouroboros"] and run["timing"] is True
     warm = [f"{state}loaded", f"decoder.ouroboros.pool={pool}", "results_dir=warm"]
     assert run_bench(*tiny, *warm)[0] == 0
     pool.write_text("{}")
@@ -264,16 +244,6 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert run_bench(*tiny[:3], *failing, "seed=1,2", "-m")[0] == 3, "some samples failed"
 
 
-@pytest.mark.parametrize(
-    "target", ["ouroboros.baselines.Nope", "no_such_module.Mine", "ouroboros.bench.run.folder.RUN"]
-)
-def test_a_missing_class_is_told_in_one_line(target):
-    reason = rf"decoder\.mine\._target_={target}: there is no such class"
-    with pytest.raises(ValueError, match=reason) as caught:
-        check_decoders({"mine": {"_target_": target}})
-    assert "\n" not in str(caught.value)
-
-
 RECORDED = sorted((ROOT / "results").rglob("run.json"))
 
 
@@ -284,6 +254,5 @@ def test_a_recorded_run_has_the_options_and_classes_of_today(path):
         assert own["_target_"].startswith("ouroboros.") and find_class(own["_target_"], "")
     if path.parent.name != "profile":  # of 0.1, whose Ouroboros had other options
         now = settings(RunConfig.from_mapping(recorded))
-        recorded["model"].pop("exact", None)
-        assert recorded.pop("model").items() <= now.pop("model").items()
-        assert recorded.items() <= now.items()
+        for old, own in ((recorded.pop("model"), now.pop("model")), (recorded, now)):
+            assert {name: old[name] for name in old.keys() - {*REMOVED}}.items() <= own.items()

@@ -54,6 +54,7 @@ OTHERS = {
         ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
         (["profile.calls=few"], "profile.calls=few: give a whole number"),
         (["timing=false"], "a profile measures times"),
+        (["costs=epyc"], "leave costs out"),
         (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
         (["experiment=peers"], "experiment=peers: conf/profiling.yaml would override its decoders"),
     ],
@@ -65,7 +66,7 @@ OTHERS = {
         ([*SHORT, "costs=3"], "costs=3 is neither a file nor one of epyc, flat"),
         (["task=nope"], "there is no task 'nope'; choose from cnndm, gsm8k, "),
         (["task=prompts"], "task.path"),
-        (["task.stop=[<|end|>]"], "close brackets, and put texts in quotes, as ['a','b']"),
+        (["task.stop=[<|end|>]"], "texts in quotes, as NAME=\"['a','b']\""),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limt=3"], "task has no option 'limt' (did you mean limit?); choose from exec"),
         ([*SHORT, "task.limit=0"], "task.limit"),
@@ -160,10 +161,11 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
 
 
 @pytest.mark.parametrize("name", door.COMMANDS)
-def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
+def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch, name):
     argv = COMMANDS.get(name, lambda: [] if name == "distill" else ["x"])()
     for error, code, says in (
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
+        (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
         (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
     ):
 

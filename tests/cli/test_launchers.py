@@ -19,14 +19,10 @@ def configured(monkeypatch, launcher: dict, *overrides: str, job: int = 0) -> Ru
     return bench.run_config(composed(["decoder=greedy", "results_dir=x", *overrides]))[0]
 
 
-def test_jobs_that_share_a_device_are_not_timed(monkeypatch):
+def test_only_jobs_with_a_device_each_are_timed_side_by_side(monkeypatch):
     assert configured(monkeypatch, BASIC).timing
     assert configured(monkeypatch, JOBLIB, "timing=false").results_dir == "x/000"
-    with pytest.raises(ValueError, match=r"side by side on one device.*timing=false"):
-        configured(monkeypatch, JOBLIB)
-
-
-def test_a_device_for_each_job(monkeypatch):
     assert configured(monkeypatch, JOBLIB, "model.device=cuda:3", job=3).results_dir == "x/003"
-    with pytest.raises(ValueError, match="side by side on one device"):
-        configured(monkeypatch, JOBLIB, "model.device=cuda:0", job=3)
+    for shared in ([], ["model.device=cuda:0"]):
+        with pytest.raises(ValueError, match=r"side by side on one device.*timing=false"):
+            configured(monkeypatch, JOBLIB, *shared, job=3)

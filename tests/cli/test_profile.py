@@ -49,11 +49,6 @@ def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
     assert floor_ms == pytest.approx({n: costs.floor_ms(n, 24) for n in ("target", "draft")})
 
 
-def test_a_profile_takes_no_costs(call):
-    code, _, err = call("profile", *TINY, "costs=epyc")
-    assert code == 2 and "leave costs out" in err
-
-
 def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, call, monkeypatch):
     folder = saved_pair / "halved"
     run_profiling("decoder=[greedy]", "results_dir=halved")

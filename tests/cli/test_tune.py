@@ -7,26 +7,12 @@ from composing import ROOT
 from measured import sample, step
 
 import ouroboros
-from ouroboros.cli.tune import named_costs
 from ouroboros.costs import Costs, Surface
 from ouroboros.tuning.search import SPACES
 from ouroboros.tuning.tune import Machine, speed
 
 DEVELOPMENT = list((ROOT / "conf" / "task").glob("development*.jsonl"))
 ROLES = ("target", "draft")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["decoder=[speculative,greedy]"], "error: nothing to tune of greedy: conf/tune has hf_"),
-        (["decoder=lookahead", "model=hf", "model.target=no/such"], "error: cannot load 'no/such'"),
-        (["decoder=lookahead", "top_p=0.9"], "error: the config has no option 'top_p'"),
-    ],
-)
-def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
-    code, _, error = call("tune", *words, pair=False)
-    assert code == 2 and error.startswith(says) and error.count("\n") == 1
 
 
 def tuned(call, saved_pair, *words):
@@ -111,14 +97,3 @@ def test_a_setting_is_as_fast_as_its_calls_cost():
     few = Costs(Surface.flat({1: 10.0, 2: 10.0}))
     with pytest.raises(ValueError, match="cannot be tuned for these costs: a call scores"):
         speed(one_large, few)
-
-
-def test_costs_in_files_of_one_name_are_all_searched(tmp_path):
-    paths = [tmp_path / place / "costs.json" for place in ("here", "there")]
-    for ms, path in enumerate(paths, start=1):
-        path.parent.mkdir()
-        path.write_text(json.dumps({"verify_ms": {1: ms}}))
-    found = named_costs([*map(str, paths), "epyc"])
-    assert list(found) == [*map(str, paths), "epyc"]
-    assert [found[str(path)].target.call_ms(1, 9) for path in paths] == [1, 2]
-    assert list(named_costs([str(paths[0]), "epyc"])) == ["costs", "epyc"]

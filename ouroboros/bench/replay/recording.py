@@ -18,7 +18,7 @@ from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_found
 from ouroboros.bench.run.pair import PairSpec, load_model
-from ouroboros.bench.run.prompts import Answers, PromptBuilder, with_context
+from ouroboros.bench.run.prompts import Answers, PromptBuilder
 from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.bench.tasks.dataset import read_rows
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -138,8 +138,6 @@ def _prompts_of_run(
         if task:
             raise
         raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
-    if tokens := run["config"].get("context_tokens"):
-        examples = with_context(examples, made.load(), tokenizer, tokens)
     samples = {sample.key: sample for sample in folder.load_samples()}
     answers = Answers(made, examples, run["decoders"][0], samples)
     prompts = PromptBuilder(tokenizer, getattr(made, "template_args", {}), folder.load_prompts())

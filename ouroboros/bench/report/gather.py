@@ -51,8 +51,7 @@ class Measured:
         task, model, timed = run["task"], run["model"], run.get("timing", True)
         prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
         count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
-        padded = f" padded to {n} tokens" if (n := config.get("context_tokens")) else ""
-        what = f"{task['name']}, {count} prompt{'s' * (wanted != 1)}{padded}"
+        what = f"{task['name']}, {count} prompt{'s' * (wanted != 1)}"
         what += f" x up to {run['max_new']} tokens"
         if (template := task.get("template", "plain")) != "plain":
             what += ", chat template" if template == "chat" else f", template {template}"

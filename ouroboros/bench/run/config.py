@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ouroboros.select import TokenSelector
 
 CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
+REMOVED = ("context_tokens", "exact", "draft_cost")
+"""Options that runs recorded before 0.9, and that are ignored."""
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
@@ -52,14 +54,11 @@ class PairSpec:
     draft_options: dict[str, Any] = field(default_factory=dict)
     draft_context: int | None = None  # the draft reads at most this many last prompt tokens
     draft_head: Any = "auto"  # the draft scores only this many ids; auto: those of head_ids.json
-    draft_cost: float | None = None  # of a call, in target calls; None: measured or estimated
 
     def __post_init__(self) -> None:
         check_whole("model.draft_context", self.draft_context, null=True)
         if self.draft_head != "auto":
             check_whole("model.draft_head", self.draft_head, null=True)
-        if self.draft_cost is not None and not 0 <= self.draft_cost < math.inf:
-            raise ValueError(f"model.draft_cost={self.draft_cost}: give 0 or more, or null")
         shaped = isinstance(self.standin, Mapping) and self.standin.keys() == {"target", "draft"}
         if self.standin is not None and not shaped:
             roles = "{target: yi-34b, draft: yi-6b}"
@@ -158,7 +157,6 @@ class RunConfig(Sampling):
     repeats: int = 1  # how often each decoder decodes each prompt
     batch_size: int = 1  # prompts that a decoder decodes together, in joint calls
     refill: bool = False  # when a prompt ends, the next one takes its place in the batch
-    context_tokens: int | None = None  # pad each prompt with other prompts to this many tokens
     threads: int | None = None  # CPU threads; None: torch's default
     parallel: str | None = None  # tree: torchrun's processes share the nodes of each tree
     audit: str = "differing"  # audit completions that differ from greedy's | all: controls | none
@@ -174,9 +172,10 @@ class RunConfig(Sampling):
     def from_mapping(cls, options: Mapping) -> Self:
         """Return the config for plain values, as in run.json; missing options get their defaults.
         Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
-        if isinstance(model := options.get("model"), Mapping):  # runs before 0.9 recorded `exact`
-            options = {**options, "model": {k: v for k, v in model.items() if k != "exact"}}
-        merged = OmegaConf.merge(OmegaConf.structured(cls), dict(options))
+        options = {key: value for key, value in options.items() if key not in REMOVED}
+        if isinstance(model := options.get("model"), Mapping):
+            options["model"] = {key: value for key, value in model.items() if key not in REMOVED}
+        merged = OmegaConf.merge(OmegaConf.structured(cls), options)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
     def to_mapping(self) -> dict:
@@ -214,7 +213,7 @@ class RunConfig(Sampling):
         super().__post_init__()
         if isinstance(self.task, Mapping):
             self.task = TaskSpec.from_mapping(self.task)
-        for name in ("max_new", "repeats", "threads", "context_tokens", "batch_size"):
+        for name in ("max_new", "repeats", "threads", "batch_size"):
             check_whole(name, getattr(self, name), null=name not in ("repeats", "batch_size"))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -224,16 +223,6 @@ class RunConfig(Sampling):
             raise ValueError("record_predictions=true slows every step: give timing=false as well")
         if self.batch_size > 1 and self.parallel:
             raise ValueError("parallel=tree decodes one sequence at a time: give batch_size=1")
-        for name in ("options", "target_options", "draft_options") if self.parallel else ():
-            if plan := {"tp_plan", "distributed_config"} & getattr(self.model, name).keys():
-                raise ValueError(
-                    f"parallel=tree with model.{name}.{min(plan)}: transformers would spread one "
-                    "model over all processes; leave one of the two out"
-                )
+        if self.parallel and "tp_plan" in self.model.options:
+            raise ValueError("parallel=tree takes no tp_plan: it spreads a model over all ranks")
         self.model.check_named("target")
-        for name, own in self.decoder.items():
-            if own.get("verification") == "rejection" and self.repetition_penalty != 1.0:
-                raise ValueError(
-                    f"decoder.{name}.verification=rejection supports no repetition_penalty: "
-                    "give 1.0"
-                )

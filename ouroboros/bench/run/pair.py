@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +63,8 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
     placed = {"device_map", "tp_plan"} & options.keys()
     if placed and (spec.standin or spec.device):
         other = "standin" if spec.standin else "device"
-        raise ValueError(
-            f"model.options.{min(placed)} has no effect with model.{other}={getattr(spec, other)}: "
-            f"leave it out (~model.options.{min(placed)}), or give model.{other}=null"
-        )
+        remedy = f"leave it out, or give model.{other}=null"
+        raise ValueError(f"model.options.{min(placed)} has no effect with model.{other}: {remedy}")
     if spec.engine not in get_args(EngineName):
         known = ", ".join(get_args(EngineName))
         raise ValueError(f"model.engine={spec.engine}: choose from {known}")
@@ -150,14 +146,3 @@ def model_names(model: Mapping) -> str:
     if all(name.startswith(SHIPPED) for name in names):
         return str(model["name"])
     return " + ".join(Path(name).name for name in names)
-
-
-def cpu() -> tuple[str, frozenset[str]]:
-    """Return the CPU's model name and feature flags (empty if the system does not report them)."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine(), frozenset()
-    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text, re.MULTILINE))
-    flags = fields.get("flags") or fields.get("Features") or ""
-    return fields.get("model name", platform.machine()), frozenset(flags.split())

@@ -1,4 +1,4 @@
-"""Turn an example into the model's input ids: chat templates, conversations, padded contexts.
+"""Turn an example into the model's input ids: chat templates and conversations.
 
 If each decoder continued its own conversation, a near tie in bfloat16 could give decoders different
 prompts, so they could not be compared. Instead, later turns of a conversation continue the answers
@@ -8,8 +8,7 @@ of the run's first decoder.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
@@ -114,31 +113,3 @@ class Answers:
         turn = next(one for one in self.examples if one.id == example.follows)
         assert isinstance(self.task, Conversation)
         return self.task.continued(example, self.with_history(turn, repeat), answer.text)
-
-
-def with_context(
-    examples: Sequence[Example], others: Sequence[Example], tokenizer, tokens: int
-) -> list[Example]:
-    """Pad each prompt with other prompts to about `tokens` tokens.
-
-    The padding consists of the prompts that precede the example in `others` (all examples of the
-    task), wrapping around; the first one is truncated at its start. Longer prompts stay unchanged.
-    Raises `ValueError` for conversations, and if `others` has too little text.
-    """
-    if any(e.messages or e.follows for e in others):
-        remedy = "give task.template=plain, or leave it null"
-        raise ValueError(f"context_tokens lengthens plain prompts only, not chats: {remedy}")
-    texts = [tokenizer(e.prompt + "\n\n", add_special_tokens=False).input_ids for e in others]
-    index_of, longer = {example.id: index for index, example in enumerate(others)}, []
-    for example in examples:
-        index = index_of[example.id]
-        room = tokens - len(texts[index])
-        before = list(chain.from_iterable([*texts[index + 1 :], *texts[:index]]))
-        if len(before) < room:
-            raise ValueError(
-                f"context_tokens={tokens} is more than all of the task's prompts together: "
-                f"{example.id} has {len(before) + len(texts[index])}"
-            )
-        text = tokenizer.decode(before[-room:]) if room > 0 else ""
-        longer.append(replace(example, prompt=text + example.prompt))
-    return longer

@@ -25,12 +25,12 @@ from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
+from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import BUSY, check_found, describe, other_load, without_paths
 from ouroboros.bench.run.loop import Bench, in_one_line
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
-from ouroboros.bench.run.prompts import PromptBuilder, with_context
+from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.dataset import AUTO
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
@@ -97,7 +97,8 @@ def run(
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=costs, ranks=shared)
         facts |= run_facts(config, bench)
-        record = all_succeed(ranks, lambda: folder.open_run(facts))
+        # Only rank 0's folder has the run.json of a run to resume.
+        record = all_succeed(ranks, lambda: facts if ranks.rank else folder.open_run(facts))
         if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
@@ -196,15 +197,13 @@ def build(
     costs: Costs | None = None,
     ranks: Ranks | None = None,
 ) -> Bench:
-    """Return the run's loop over the examples, which are padded if the config has `context_tokens`.
+    """Return the run's loop over the examples.
 
     If `costs` is None, they are measured if a decoder or a parallel run needs them; an untimed run
     uses the costs `UNTIMED` instead. In a parallel run, its `ranks` share the target, and rank 0
     drafts.
     """
     tokenizer = pair.target.tokenizer
-    if config.context_tokens:
-        examples = with_context(examples, task.load(), tokenizer, config.context_tokens)
     max_new = task.max_new if config.max_new is None else config.max_new
     prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}))
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
@@ -236,8 +235,6 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     their last part. Raises `ValueError` if files, prompts or options differ from the run's.
     """
     run = folder.load_run()
-    if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
-        raise ValueError(f"{folder.path / RUN} lacks {', '.join(sorted(lacking))}: it is damaged")
     config = RunConfig.from_mapping(run["config"]).replaced(overrides or {})
     check_found(config.files(), run)
     task, examples = config.task.load()
@@ -278,18 +275,8 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
             f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
             "run on a quiet machine, or give costs=<file or name>"
         )
-    count, task = len(bench.examples), config.task
-    if config.batch_size > max(1, count):
-        yield f"batch_size={config.batch_size}, but at most {count} prompts are decoded together"
-    if task.limit and (found := sum(not one.follows for one in bench.examples)) < task.limit:
-        yield f"task.limit={task.limit}, but with task.stride={task.stride} there are only {found}"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
-
-
-def carried_pools(config: RunConfig) -> list[str]:
-    """Return the names of the decoders that keep their phrases for the whole run."""
-    return [name for name, own in config.decoder.items() if "task" in own.values()]
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -317,7 +304,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "commits": [getattr(one, "_commit_hash", None) for one in configs],
             "dtype": str(target.dtype).removeprefix("torch."),
             "quantised": {role: by for role, by in quantised.items() if by} or None,
-            "draft_cost": draft_cost(spec.draft_cost, bench.models, bench.costs),
+            "draft_cost": draft_cost(bench.models, bench.costs),
             "engines": {role: model.describe_engine() for role, model in roles.items()},
             "device": str(target.device),
             "max_len": target.max_len,
@@ -328,7 +315,6 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "packed": {role: model.packed.facts for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
-        "carried_pools": carried_pools(config),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         "repeats": config.repeats,
@@ -339,13 +325,11 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
     return without_paths(facts)
 
 
-def draft_cost(
-    configured: float | None, models: Sequence[CachedModel], costs: Costs | None = None
-) -> float | None:
-    """Return the cost of a draft call in target calls: as configured, else from the costs, else
-    from the bytes of the weights that a call reads; None without a draft."""
-    if configured is not None or len(models) < 2:
-        return configured
+def draft_cost(models: Sequence[CachedModel], costs: Costs | None = None) -> float | None:
+    """Return the cost of a draft call in target calls: from the costs, else from the bytes of the
+    weights that a call reads; None without a draft."""
+    if len(models) < 2:
+        return None
     if costs is not None and costs.draft is not None:
         return costs.draft_ratio()
     target, draft = (bytes_of(model.model) for model in models[:2])

@@ -132,16 +132,16 @@ def test_calls_are_weighed_by_the_pairs_draft_cost_and_by_forwards():
 
 def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
     small, large = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(0, layers=3))
-    share = draft_cost(None, [large, small])
-    assert 0.3 < share < 1 and draft_cost(None, [small, small]) == 1
-    assert draft_cost(0.25, [large, small]) == 0.25 and draft_cost(None, [large]) is None
+    share = draft_cost([large, small])
+    assert 0.3 < share < 1 and draft_cost([small, small]) == 1
+    assert draft_cost([large]) is None
     costs = Costs(Surface.flat({1: 10.0, 64: 12.0}), Surface.constant(3.0))
-    assert draft_cost(None, [large, small], costs) == pytest.approx(0.3)
-    assert draft_cost(None, [large, small], replace(costs, draft=None)) == share
+    assert draft_cost([large, small], costs) == pytest.approx(0.3)
+    assert draft_cost([large, small], replace(costs, draft=None)) == share
     weight = small.model.lm_head.weight.detach()
     small.model.lm_head.weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()))
     read, most = (footprint(model).read_bytes for model in (small, large))
-    assert draft_cost(None, [large, small]) == read / most > share  # the bytes held, as in int8
+    assert draft_cost([large, small]) == read / most > share  # the bytes held, as in int8
 
 
 def test_repetition_and_unequal_texts():

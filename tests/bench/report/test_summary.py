@@ -116,7 +116,6 @@ PUBLISHED = {"tokens_per_s": {"greedy": 15.6}}
         ),
         (task(template="paper-yi"), "toy, 2 prompts x up to 6 tokens, template paper-yi"),
         ({"config": {"parallel": "tree"}}, "batch size 1, parallel=tree"),
-        ({"config": {"context_tokens": 20}}, "toy, 2 prompts padded to 20 tokens x up to 6 tokens"),
         ({"parallel": {"ranks": 2}}, "Toy CPU, 2 cores, 2 processes"),
         (model(draft="c/d"), "big + d"),
         (model(name="SmolLM2", target="reference/target"), "SmolLM2"),

@@ -169,24 +169,17 @@ def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(job, folder):
         assert verdicts(audited(job, folder), name)[0] == "BUG"
 
 
-def test_an_unfinished_run_is_judged_by_what_is_there(job, folder):
+def test_only_completions_that_are_there_are_judged(job, folder, tmp_path):
     folder.save_run(folder.load_run(), status="interrupted")
     tamper(folder, "ouroboros", BUGS["missing"])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == [] and verdicts(rows, "classic") == ["identical"] * 2
-
-
-def test_without_plain_decodings_text_nothing_is_judged(job, folder, tmp_path):
     tamper(folder, "greedy", BUGS["failed"])
     rows = audited(job, folder)
     assert verdicts(rows, "greedy") == ["BUG"] * 2
-    assert verdicts(rows, "ouroboros") == ["not judged"] * 2
-    assert load_audit(ResultsFolder(tmp_path / "nowhere")) == []
-
-
-def test_a_run_without_plain_decoding_has_no_audit(job, tmp_path):
+    assert verdicts(rows, "classic") == ["not judged"] * 2
     job.decoders = {"ouroboros": job.decoders["ouroboros"]}
-    assert audited(job, run(job, tmp_path)) == []
+    assert audited(job, run(job, tmp_path / "without greedy")) == []
 
 
 @pytest.mark.parametrize(

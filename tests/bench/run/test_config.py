@@ -14,11 +14,6 @@ GOOD = {
     "decoder": {
         "greedy": {"_target_": "ouroboros.baselines.Greedy"},
         "ouroboros": {"_target_": "ouroboros.Ouroboros", "draft": "a/c", "pool_state": "cold"},
-        "mine": {
-            "_target_": "ouroboros.baselines.Speculative",
-            "draft": "a/c",
-            "verification": "rejection",
-        },
     },
 }
 
@@ -58,11 +53,9 @@ INTEGER = "could not be converted to Integer"
         ("task.shuffle", [], "task.shuffle=[]: give a whole number, 0 or more, or null"),
         ("temperature", -1, "temperature=-1.0: give a number of 0 (greedy) or more"),
         ("top_p", 0, "top_p=0.0: give a number above 0, up to 1"),
-        ("repetition_penalty", 1.2, "mine.verification=rejection supports no"),
         ("model", [], "list is not a subclass of PairSpec"),
         ("model.standin", {"a": "b"}, "give a shape for each role, as {target: yi-34b"),
         ("model.max_len", "long", f"model.max_len: Value 'long' of type 'str' {INTEGER}"),
-        ("model.draft_cost", -1, "model.draft_cost=-1.0: give 0 or more, or null"),
         ("model.draft_head", "some", "model.draft_head=some: give a whole number"),
         ("decoder.greedy", 3, "decoder.greedy: Value 3 (int) is incompatible"),
         ("record_predictions", True, "give timing=false as well"),
@@ -84,6 +77,8 @@ def test_wrong_values_are_named_in_one_line(path, value, says):
         ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
         ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
         ({"_target_": "no.such.Class"}, "there is no such class"),
+        ({"_target_": "ouroboros.baselines.Nope"}, "there is no such class"),
+        ({"_target_": "ouroboros.bench.run.folder.RUN"}, "there is no such class"),
     ],
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):

@@ -12,7 +12,7 @@ from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import SAMPLES
-from ouroboros.bench.run.prompts import PromptBuilder, with_context
+from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
@@ -203,7 +203,6 @@ TURN = "<user>{{ messages[0].content }}{% for m in messages[1:] %}<bot>{{ m.cont
         (None, None, {"<eos>"}),
         (None, "</s>", {"</s>", "<eos>"}),
         (TURN + "<turn>\n{% endfor %}", "</s>", {"</s>", "<eos>", "<turn>"}),
-        (TURN + " <eos>{% endfor %}", None, {"<eos>"}),
         (TURN + "\n\n{% endfor %}", None, {"<eos>"}),
         (TURN + "\n<b>{% endfor %}", None, {"<eos>"}),
         ("{{ messages[0].content }}", None, {"<eos>"}),
@@ -237,18 +236,6 @@ def test_an_end_token_is_no_text_even_if_it_is_not_special(pair, tmp_path):
     (sample,) = ran(bench, tmp_path / "again").load_samples()
     assert sample.finish == "eos" and sample.new_tokens[-1] == end
     assert sample.text and sample.text == byte_tokenizer().decode(sample.new_tokens[:-1])
-
-
-def test_context_comes_from_the_prompts_before():
-    tokenizer = byte_tokenizer()
-    examples = [Example(str(n), letter * 10) for n, letter in enumerate("abc")]
-    longer = with_context(examples[1:2], examples, tokenizer, 30)
-    assert longer[0].prompt == "ccccccc\n\n" + "aaaaaaaaaa\n\n" + "bbbbbbbbbb"
-    assert with_context(examples[:1], examples, tokenizer, 5) == examples[:1]
-    with pytest.raises(ValueError, match="context_tokens=99 is more than all"):
-        with_context(examples, examples, tokenizer, 99)
-    with pytest.raises(ValueError, match="plain prompts only"):
-        with_context(TURNS, TURNS, tokenizer, 5)
 
 
 def test_groups_are_kept_and_corpus_scores_are_by_decoder_without_failures(pair, tmp_path):

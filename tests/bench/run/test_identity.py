@@ -20,14 +20,14 @@ from ouroboros.bench.run.folder import ResultsFolder
         ("model.commits", {"model": {"commits": ["b"]}}),
         ("max_new", {"max_new": 9}),
         ("numba", {"provenance": {"versions": {"numba": "2"}}}),
+        ("processes", {"provenance": {"machine": {"processes": 1}}}),
         ("order of decoders", {"config": {"decoder": {"b": {}, "a": {}}}}),
-        ("order of decoders", {"config": {"decoder": -1}}),
     ],
 )
 def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     whole["config"] = {"decoder": {"a": {}, "b": {}}}
-    whole["provenance"] = {"versions": {"numba": "1"}}
+    whole["provenance"] = {"versions": {"numba": "1"}, "machine": {"processes": 2}}
     folder = ResultsFolder(tmp_path)
     folder.open_run(whole)
     with pytest.raises(ValueError, match=f".{name} was .*overwrite=true") as refusal:

@@ -21,13 +21,6 @@ from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 
-def test_on_a_cpu_only_time_is_known():
-    meter = loop.Meter(tiny_pair())
-    meter.start()
-    wall_s, peak_bytes = meter.stop()
-    assert wall_s >= 0 and peak_bytes is None
-
-
 class Counting(TextTask):
     """Scores the number of characters, and counts how often it was asked."""
 
@@ -119,14 +112,8 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     )
     assert bench.score(folder, lambda: None) == "p1: ZeroDivisionError: division by zero"
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
-
-
-def test_a_score_that_is_no_number_is_none(pair, tmp_path, monkeypatch):
-    bench = job(pair)
-    folder = ran(bench, tmp_path)
     monkeypatch.setattr(Counting, "score", lambda *asked: {"f1": float("nan")})
-    assert bench.score(folder, lambda: None) == "p0: ValueError: the score f1 is no finite number"
-    assert not folder.load_scores()
+    assert bench.score(folder, lambda: None) == "p1: ValueError: the score f1 is no finite number"
 
 
 def test_a_completion_is_decoded_as_the_continuation_of_its_prompt(pair, tmp_path, monkeypatch):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from bench_models import TextTask, bench_of, byte_tokenizer, ran, run_config, tiny_llama
+from bench_models import TextTask, bench_of, byte_tokenizer, run_config, tiny_llama
 from ouroboros.baselines import Greedy
 from ouroboros.baselines.hf import HFGenerate
 
@@ -16,10 +15,9 @@ from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
-from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks import sandbox
-from ouroboros.bench.tasks.registry import TaskSpec
 
 
 def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
@@ -58,22 +56,21 @@ def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
     assert run(run_config(saved, overwrite=True)).finished
 
 
-@pytest.mark.parametrize("stage", ["score", "audit"])
-def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
+def test_the_folder_is_locked_to_the_end(saved, monkeypatch):
+    refused = partial(pytest.raises, ValueError, match="another run is writing here")
     told = []
 
     def intrude(*arguments, **options):
-        with pytest.raises(ValueError, match="another run is writing here") as refusal:
+        with refused():
             run(run_config(saved))
-        told.append(str(refusal.value))
+        told.append("refused")
 
-    target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
-    monkeypatch.setattr(*target, intrude)
-    assert run(run_config(saved)).finished and len(told) == 1
+    monkeypatch.setattr(running, "audit_run", intrude)
+    assert run(run_config(saved)).finished and told
     folder = ResultsFolder(saved / "run", overwrite=True)
     folder.open_run({})
     monkeypatch.setattr(running, "load_pair", lambda *spec, **options: pytest.fail("loaded"))
-    with folder.locked(), pytest.raises(ValueError, match="another run is writing here"):
+    with folder.locked(), refused():
         run(run_config(saved))
 
 
@@ -97,21 +94,6 @@ def test_programs_are_judged_by_a_package_that_only_this_process_finds(tmp_path,
     assert sandbox.verdict(sandbox.TRIAL, "    return x").startswith("failed")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("model.safetensors", b"\xff" * 100, "weights are damaged .*: copy or download them again"),
-        ("tokenizer.json", b"{}", "cannot load"),
-        ("config.json", b"{", "cannot load"),
-    ],
-)
-def test_damaged_files_of_a_model_are_one_line(saved, name, content, says):
-    (saved / "target" / name).write_bytes(content)
-    with pytest.raises(ValueError, match=says) as refusal:
-        load_pair(run_config(saved).model, with_draft=False)
-    assert "\n" not in str(refusal.value)
-
-
 @pytest.mark.parametrize("name", ["device_map", "tp_plan"])
 @pytest.mark.parametrize(
     "other", [{"device": "cpu"}, {"standin": dict.fromkeys(("target", "draft"), "x")}]
@@ -119,16 +101,8 @@ def test_damaged_files_of_a_model_are_one_line(saved, name, content, says):
 def test_models_that_transformers_places_take_no_device_and_no_shape(saved, name, other):
     """Jobs with a GPU each were spread over all GPUs, and a stand-in was on one."""
     spec = replace(run_config(saved).model, options={name: "auto"}, **other)
-    with pytest.raises(
-        ValueError, match=rf"model.options.{name} has no effect with model.{min(other)}="
-    ):
+    with pytest.raises(ValueError, match=rf"{name} has no effect with model.{min(other)}: "):
         load_pair(spec, with_draft=False)
-
-
-def test_a_target_is_asked_for_before_a_draft(saved):
-    needs = {"speculative": {"_target_": "ouroboros.baselines.Speculative", "draft": None}}
-    with pytest.raises(ValueError, match=r"give model\.target="):
-        run_config(saved, model=PairSpec("hf", None), decoder=needs)
 
 
 @pytest.mark.parametrize(("busy", "warned"), [(60.0, True), (2.0, False)])
@@ -142,40 +116,14 @@ def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy
     assert "models: target, float32 on cpu" in lines
 
 
-@pytest.mark.parametrize(
-    ("limit", "batch_size", "said"),
-    [
-        (2, 2, []),
-        (3, 2, ["task.limit=3, but with task.stride=2 there are only 2"]),
-        (2, 4, ["batch_size=4, but at most 2 prompts are decoded together"]),
-    ],
-)
-def test_options_that_ask_for_more_prompts_than_there_are_are_told(saved, limit, batch_size, said):
-    lines: list[str] = []
-    task = TaskSpec("prompts", {"path": "examples"}, limit=limit, stride=2)
-    run(run_config(saved, task=task, batch_size=batch_size), say=lines.append)
-    assert [line for line in lines if ", but " in line] == said
-
-
-def test_a_limit_counts_conversations(saved):
-    lines: list[str] = []
-    task = TaskSpec("specbench", {"path": "examples"}, limit=99)
-    run(run_config(saved, task=task), say=lines.append)
-    assert "task.limit=99, but with task.stride=1 there are only 4" in lines
-
-
 DAMAGE = [
     "",
-    "[]",
     "{",
     '{"verify_ms": {"1": -3}}',
     '{"verify_ms": {"1": NaN}}',
-    '{"verify_ms": {"1": "fast"}}',
-    '{"verify_ms": {}}',
     '{"verify_ms": {"0": 1}}',
     '{"verify_ms": {"1": 1}, "draft_ms": {"1": -1}}',
     '{"verify_ms": {"1": 1}, "host_ms": -1}',
-    '{"verify_ms": {"1": 1e400}}',
 ]
 
 
@@ -196,32 +144,10 @@ def test_costs_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
         assert load_costs(path).about["name"] == f"{folder}/costs.json"
 
 
-def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeypatch):
-    task, written = TextTask("abc", "bcd", "cde"), []
-    bench, append = bench_of(pair[:1], task, {"greedy": Greedy}), ResultsFolder.append
-
-    def full(self, name, row, key=None):
-        if len(written) == 2:
-            with open(self.path / name, "a") as file:
-                file.write(json.dumps(row)[:30])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written.append(name)
-        append(self, name, row, key)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(ResultsFolder, "append", full)
-        ran(bench, tmp_path)
-    assert len(ResultsFolder(tmp_path).load_samples()) == 2
-    assert len(ran(bench, tmp_path).load_samples()) == 3
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("run.json", "[1]", r"run\.json is damaged"),
         ("run.json", "{", r"run\.json is damaged"),
-        ("run.json", '{"task": 3}', r"run\.json is damaged \(.* not a mapping\)"),
-        ("run.json", "{}", r"run\.json lacks config, max_new, model, sampling, task"),
         ("samples.jsonl", "[1]\n", r"samples\.jsonl, line 1: damaged"),
         ("samples.jsonl", '{"example": 3}\n', r"samples\.jsonl, line 1: damaged"),
         ("scores.jsonl", '{"scores": {}}\n', r"scores\.jsonl, line 1: damaged"),
