@@ -80,8 +80,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
-    kind = "cuda" if info.device.type == "cuda" else "cpu"
-    with _narrowed(model, info.sliding_window), torch.autocast(kind, enabled=False):
+    with _narrowed(model, info.sliding_window):
         chain = _plausible_text(model, info)
         tree, cache = trial_tree(chain, info.vocab_size), DynamicCache()
         positions = range(len(chain))

@@ -74,15 +74,12 @@ def pack_jointly(
     return words
 
 
-def unpack_jointly(
-    words: torch.Tensor, info: ModelInfo, size: int, entries: int | None = None
-) -> tuple[Any, ...]:
+def unpack_jointly(words: torch.Tensor, info: ModelInfo, size: int) -> tuple[Any, ...]:
     """Return views of the inputs packed in `words`: ids, rows, positions and slots [size], and the
-    tables as masks for the model, [1, 1, size, entries] (a dict by layer type if types are mixed).
-    `entries` is the length of a table row (None: as in `pack_jointly`)."""
+    tables as masks for the model, [1, 1, size, entries] (a dict by layer type if types are
+    mixed)."""
     ids, rows, positions, slots = words[: 4 * size].view(4, size)
-    count, size, usual = _table_shape(info, size)
-    shape = count, size, entries or usual
+    shape = _table_shape(info, size)
     tables = words[4 * size :].view(torch.int32)[: math.prod(shape)].view(shape)[:, None, None]
     masks: Masks = tables[0]
     if info.layer_types is not None:

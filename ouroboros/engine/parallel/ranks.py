@@ -18,9 +18,8 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # time for a rank to compile or to load a large model
-BLOCK = 256  # bytes of the first block of each message
+BLOCK = 1024  # bytes of the first block of each message: those of most steps fit
 LABEL = 5  # bytes of this block for the kind of message and its length
-OUT_OF_STEP = "the ranks no longer take the same steps: one of them failed, or its drafts differ"
 
 
 class RankLost(BaseException):
@@ -36,9 +35,9 @@ class Ranks:
 
     rank, size = 0, 1
 
-    def all_gather(self, message: bytes) -> list[bytes]:
-        """Return the messages of all ranks, in rank order; all must have the same length."""
-        return [message]
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order; they must be picklable."""
+        return [value]
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank; it must be picklable."""
@@ -72,12 +71,9 @@ class ProcessGroup(Ranks):
         except RuntimeError:
             return True
 
-    def all_gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, value: T) -> list[T]:
         """See `Ranks.all_gather`. Raises `RankLost` if another rank is out of step."""
-        messages = self._exchange(b"g", message)
-        if any(len(other) != len(message) for other in messages):
-            raise RankLost(OUT_OF_STEP)
-        return messages
+        return [pickle.loads(message) for message in self._exchange(b"g", pickle.dumps(value))]
 
     def broadcast(self, value: T) -> T:
         """See `Ranks.broadcast`. Raises `RankLost` if another rank is out of step."""
@@ -93,7 +89,9 @@ class ProcessGroup(Ranks):
         """
         rows = self._gather(kind + len(message).to_bytes(4, "little") + message, BLOCK)
         if any(row[:1] != kind for row in rows):
-            raise RankLost(OUT_OF_STEP)
+            raise RankLost(
+                "the ranks no longer take the same steps: one of them failed, or its drafts differ"
+            )
         lengths = [int.from_bytes(row[1:LABEL], "little") for row in rows]
         if max(lengths) > BLOCK - LABEL:
             rows = self._gather(bytes(LABEL) + message, LABEL + max(lengths))
@@ -129,11 +127,10 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
         value = work()
     except Exception as error:
         failure = error
-    reason = "" if failure is None else (str(failure).strip() or type(failure).__name__)
-    reasons = ranks.all_gather(reason.encode()[:512].ljust(512, b"\0"))
+    reasons = ranks.all_gather(failure and (str(failure).strip() or type(failure).__name__))
     if failure is not None:
         raise failure
-    for rank, other in enumerate(reasons):
-        if said := other.rstrip(b"\0").decode(errors="ignore"):
-            raise ValueError(f"rank {rank}: {said}")
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise ValueError(f"rank {rank}: {reason}")
     return value  # type: ignore[return-value]

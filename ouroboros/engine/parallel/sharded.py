@@ -32,9 +32,6 @@ from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
 """A function (tokens fed, tokens before them) -> milliseconds of a call."""
-HEADER = np.dtype([("checksum", "<u4"), ("failed", "<u4")])
-CHOICE = np.dtype("<i4")
-RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 
 
 @dataclass(eq=False)
@@ -168,39 +165,35 @@ class ShardedModel(CachedModel):
         return self.resident.parts[self.ranks.rank]
 
     def gather(
-        self, rows: Callable[[TokenTree], ArrayLike], dtype: np.dtype, tree: TokenTree
-    ) -> np.ndarray:
-        """Return a row for each logit node of the tree, [logit nodes] of `dtype`, gathered from all
-        ranks.
+        self, select: Callable[[TokenTree], Sequence[ArrayLike]], tree: TokenTree
+    ) -> list[np.ndarray]:
+        """Return columns with a row for each logit node of the tree, gathered from all ranks.
 
-        `rows` takes this rank's subtree and returns its rows. A failed rank raises its own error;
-        the others raise a `RuntimeError` that names it, or `RankLost` if a rank scores another
-        tree.
+        `select` takes this rank's subtree and returns its columns. A failed rank raises its own
+        error; the others raise a `RuntimeError` that names it, or `RankLost` if a rank scores
+        another tree.
         """
-        parts, own = self.resident.parts, self.part
-        table = np.zeros(max(len(part.owned) for part in parts), dtype=dtype)
+        parts, own, columns = self.resident.parts, self.part, None
         try:
             if self._failed is not None:
                 raise self._failed
-            table[: len(own.owned)] = np.asarray(rows(own.of(tree)))[: len(own.owned)]
+            columns = [np.asarray(column)[: len(own.owned)] for column in select(own.of(tree))]
         except Exception as error:
             self._failed = error
-        header = np.array([(self._checksum, self._failed is not None)], dtype=HEADER)
-        every = self.ranks.all_gather(header.tobytes() + table.tobytes())
+        every = self.ranks.all_gather((self._checksum, columns))
         self.exchanges += 1
-        self.exchanged_bytes += sum(map(len, every))
-        headers = [np.frombuffer(message, HEADER, 1)[0] for message in every]
-        if any(header["checksum"] != self._checksum for header in headers):
+        self.exchanged_bytes += sum(rows.nbytes for _, found in every for rows in found or ())
+        if any(checksum != self._checksum for checksum, _ in every):
             raise RankLost("the ranks no longer score the same tree")
-        failed = [rank for rank, header in enumerate(headers) if header["failed"]]
+        failed = [rank for rank, (_, found) in enumerate(every) if found is None]
         if failed:
             self.empty()  # the ranks' caches may differ
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
-        whole = np.empty(len(tree.logit_nodes), dtype=dtype)
-        for part, message in zip(parts, every, strict=True):
-            found = np.frombuffer(message, dtype, offset=HEADER.itemsize)
-            whole[np.searchsorted(tree.logit_nodes, part.owned)] = found[: len(part.owned)]
-        return whole
+        order = np.argsort([node for part in parts for node in part.owned])
+        return [
+            np.concatenate(rows)[order]
+            for rows in zip(*(found for _, found in every if found is not None), strict=True)
+        ]
 
 
 class GatheringSelector(TokenSelector):
@@ -216,22 +209,14 @@ class GatheringSelector(TokenSelector):
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         if logits is not self.model.logits:
             return self.choose(logits, tokens, tree)
-        found = self.model.gather(lambda part: self.choose(logits, tokens, part), CHOICE, tree)
-        return found.tolist()
+        (chosen,) = self.model.gather(lambda part: [self.choose(logits, tokens, part)], tree)
+        return chosen.tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         if logits is not self.model.logits:
             return self.choose.ranked(logits, tokens, tree, count)
-        dtype = np.dtype([(name, kind, (count,)) for name, kind in RANKED])
-
-        def rows(part: TokenTree) -> np.ndarray:
-            own = self.choose.ranked(logits, tokens, part, count)
-            table = np.empty(len(own.ids), dtype=dtype)
-            for name, values in zip(Ranked._fields, own, strict=True):
-                table[name] = values
-            return table
-
-        found = self.model.gather(rows, dtype, tree)
-        return Ranked(found["ids"].astype(np.int64), found["scores"], found["shares"])
+        return Ranked(
+            *self.model.gather(lambda part: self.choose.ranked(logits, tokens, part, count), tree)
+        )

@@ -187,7 +187,7 @@ def test_a_tree_is_cut_only_where_that_pays_and_messages_are_small():
         scored(target, TokenTree((PROMPT[-1], *[1] * 63), (-1, *[0] * 63)))
         return fed, target.exchanged_bytes
 
-    assert together(2, work) == [([9, 5], 2 * (8 + 32 * 4))] * 2
+    assert together(2, work) == [([9, 5], 64 * 8)] * 2
 
 
 def test_a_failed_rank_fails_the_others_and_all_go_on():
