@@ -22,7 +22,8 @@ class ModelChanged(ValueError):
 
 class Weight(NamedTuple):
     """A parameter or buffer as it was: its address, torch's count of writes to it (None for an
-    inference tensor, which has none), and an alias, which keeps the memory."""
+    inference tensor, which has none, and for a buffer, which the model may write itself, as with
+    LongRoPE), and an alias, which keeps the memory."""
 
     tensor: torch.Tensor
     address: int
@@ -43,7 +44,8 @@ class Frozen:
                 there = {n: w for n, w in named.items() if w is None or not w.is_meta}
                 self.parts += [(named, there)] * bool(there)
                 for weight in filter(torch.is_tensor, there.values()):
-                    writes = None if weight.is_inference() else weight._version
+                    counted = named is module._parameters and not weight.is_inference()
+                    writes = weight._version if counted else None
                     alias = weight.detach()
                     self.weights.append(Weight(weight, address_of(weight), writes, alias))
 

@@ -174,11 +174,6 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
         support.check_tree_support(bad)
 
 
-def test_the_trial_is_made_without_autocast():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        CachedModel(llama(dtype=torch.float32, hidden_size=64, head_dim=16))
-
-
 def test_the_trials_slots_are_not_its_positions():
     chain = [5, 9, 2, 8, 3, 3, 1, 7]
     tree = support.trial_tree(chain, 1000)

@@ -24,7 +24,8 @@ from ouroboros.tree import TokenTree
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = (torch.float32, torch.bfloat16)
-KINDS = list(product(LIKE_LLAMA, DTYPES))
+KINDS = [(name, dtype, None) for name in LIKE_LLAMA for dtype in DTYPES]
+WIDE = [("llama", dtype, 128) for dtype in DTYPES]
 
 
 def exact(model) -> CachedModel:
@@ -58,24 +59,13 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 2
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), mostly_slow(KINDS, quick=[KINDS[0], *KINDS[1::6]]), ids=str
+    ("name", "dtype", "head_dim"),
+    mostly_slow(KINDS + WIDE, quick=[KINDS[0], *KINDS[1::6], *WIDE]),
+    ids=str,
 )
-def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
-    assert different_nodes(name, dtype, 4) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_node_has_the_bits_of_single_steps_in_wide_heads(dtype) -> None:
-    assert different_nodes("llama", dtype, 3, head_dim=128) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_lone_row_of_a_wide_layer_has_its_bits_among_others(dtype) -> None:
-    torch.manual_seed(0)
-    packed = Packed([torch.randn(256, 8192, dtype=dtype)], always=True).checked()
-    rows = 100 * torch.randn(8, 8192, dtype=dtype)
-    alone = torch.cat([packed.multiply(row[None], None) for row in rows])
-    assert torch.equal(alone, packed.multiply(rows, None))
+def test_a_node_has_the_bits_of_single_steps(name, dtype, head_dim) -> None:
+    other = {"head_dim": head_dim} if head_dim else {}
+    assert different_nodes(name, dtype, 4, **other) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
-from transformers import DynamicCache, LlamaConfig, Phi3Config
+from transformers import DynamicCache, LlamaConfig
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.cache import LayerShape, SlotCache
@@ -186,17 +186,20 @@ def test_a_wrapper_is_not_copied(way):
 
 
 ROPE = {"rope_theta": 10000.0, "factor": 4.0}
+FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [8.0, 9.0]}
 SCALED = [  # the parameters of RoPE, the config's number of positions, the number of usable ones
     ({"rope_type": "linear"}, CONTEXT, 4 * CONTEXT),
     ({"rope_type": "yarn"}, CONTEXT, 4 * CONTEXT),
     ({"rope_type": "yarn", "original_max_position_embeddings": 8}, CONTEXT, CONTEXT),
     ({"rope_type": "dynamic"}, CONTEXT, CONTEXT),
+    ({"rope_type": "longrope", "original_max_position_embeddings": CONTEXT, **FACTORS}, 128, 64),
 ]
 
 
 @pytest.mark.parametrize(("rope", "positions", "usable"), SCALED, ids=str)
 def test_scaled_positions_hold_up_to_the_last_one(rope, positions, usable):
-    """Beyond the original positions, dynamic RoPE depends on calls before: its end is there."""
+    """Beyond the original positions, dynamic RoPE depends on calls before, and LongRoPE scales
+    every position anew: both end there."""
     shape = {**SHAPE, "max_position_embeddings": positions}
     model = build(LlamaConfig(**shape, rope_parameters=ROPE | rope))
     cached, prompt = CachedModel(copy.deepcopy(model)), prompt_of(usable - 30)
@@ -205,24 +208,6 @@ def test_scaled_positions_hold_up_to_the_last_one(rope, positions, usable):
     for drafter in (RootOnly(), PromptLookup(max_ngram_size=2, num_tokens=5)):
         trace = decode(cached, drafter, prompt, max_new=200)
         assert trace.tokens[:usable] == expected and len(trace.tokens) == usable + 1
-
-
-def test_long_rope_stays_within_the_length_before_scaling():
-    """Beyond it every position is scaled anew: a draft would change the root's own scores."""
-    factors = [1.0, 2.0]
-    config = Phi3Config(
-        **{**SHAPE, "max_position_embeddings": 128},
-        original_max_position_embeddings=CONTEXT,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": factors,
-            "long_factor": [8.0, 9.0],
-            "factor": 2.0,
-            "original_max_position_embeddings": CONTEXT,
-        },
-    )
-    assert CachedModel(build(config)).max_len == CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -295,10 +280,3 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     assert sequence.caught_up == 0, "what is taken to be cached is not fed"
     logits = cached.score(cached.new_sequence(), [4, 3, 2, 5], FORK)
     torch.testing.assert_close(logits[0], alone(model, [4, 3, 2, 5]))
-
-
-def test_a_class_may_come_from_a_module_that_is_not_imported():
-    model, prompt = llama(), prompt_of(9)
-    expected = plain(model, prompt, 8)
-    model.__class__ = type("FromFile", (type(model),), {"__module__": "not_imported"})
-    assert decode(CachedModel(model), RootOnly(), prompt, max_new=8).tokens == expected

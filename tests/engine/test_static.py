@@ -22,13 +22,14 @@ from transformers import (
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.attention import KERNEL_NAME
+from ouroboros.engine.cache import logit_error
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.engine.static import NODES, Static
 from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import HEAD
 from ouroboros.generate import token_selector
@@ -36,7 +37,6 @@ from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 CACHE = SimpleNamespace(set_length=lambda length: None)
-INFO = SimpleNamespace(max_len=64, text=(3, 5, 7), tolerance=0.25)
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
 
 
@@ -58,29 +58,6 @@ def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
     assert rolled.tokens == stepwise.tokens == plain[:-1]
     assert rolled.cache.length == len(plain) - 1
     assert (rolled.calls, rolled.scored) == (len(steps), 20)
-
-
-@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
-@pytest.mark.parametrize("engine", ["eager", "static"])
-def test_speculation_with_rolled_drafts_counts_as_before(engine, choose, monkeypatch):
-    target, draft = llama(num_hidden_layers=2), llama(seed=1)
-
-    def run() -> tuple:
-        drafter = Speculative(CachedModel(draft, engine=engine), gamma=4)
-        trace = decode(
-            CachedModel(target, engine=engine), drafter, [1, 2], max_new=40, choose=choose
-        )
-        return trace.tokens, [(s.drafted, s.accepted, s.draft_calls) for s in trace.steps]
-
-    rolled = run()
-    monkeypatch.setattr(type(choose), "context_free", False)
-    assert run() == rolled
-
-
-def test_paddings_cover_every_size_with_little_waste():
-    for count in range(1, 3000):
-        assert count <= padded_nodes(count) <= max(2 * count, count + NODES[-1])
-        assert count <= padded_slots(count) <= max(256, 1.5 * count)
 
 
 @pytest.mark.gpu
@@ -351,25 +328,9 @@ def test_ids_that_a_stand_in_never_chooses_hide_no_error():
     """They are 1e5 below the others, which would make any error small by comparison."""
     expected = torch.randn(3, 400, dtype=torch.float64)
     expected[:, 20:] = -1e5
-    for error, differs in ((1.0, True), (0.001, False)):
-        found = expected.clone()
-        found[1, 7] += error
-        facts = {"compiled": None, "forwards": 0, "cache": CACHE, "info": INFO}
-        engines = [SimpleNamespace(call=lambda *_, x=x: [x], **facts) for x in (found, expected)]
-        assert bool(why_different(*engines)) is differs
-
-
-def test_all_sizes_of_a_choice_are_captured_at_its_first_use(graphed):
-    cached = Session(graphed(llama(num_hidden_layers=1)))
-    for choose in CHOICES:
-        captured = []
-        for nodes in (3, 1, 9, 30):
-            tree = random_tree(random.Random(nodes), 1, nodes)
-            logits = cached.score([2, 1], tree)
-            choose(logits, [2, 1], tree)
-            choose.ranked(logits, [2, 1], tree, 4)
-            captured.append(len(cached.engine._choices))
-        assert captured == [captured[0]] * 4 and captured[0] % (2 * len(NODES)) == 0
+    found = expected.clone()
+    found[1, 7] += 1
+    assert logit_error(found, expected) > 0.5
 
 
 def test_an_unknown_engine_is_refused():

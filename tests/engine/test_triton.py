@@ -217,12 +217,6 @@ def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype)
             assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
 
 
-def test_calls_that_it_does_not_fit_are_left_to_torch():
-    query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
-    assert not triton_attention.fits(query, query, query, mask)  # not on a GPU
-    assert not triton_attention.fits(query, query, query, None)
-
-
 @pytest.mark.triton
 def test_it_is_tried_where_it_is_to_run():
     assert triton_attention.why_no_kernel(torch.device(DEVICE), torch.float32, 32) is None
