@@ -149,7 +149,7 @@ class CachedModel(TreeModel):
 
     @property
     def packed(self) -> PackedWeights:
-        """The packed weights; `packed.facts` has the times with and without them."""
+        """The packed weights; `packed.rows` has the row counts for which they are used."""
         return self.engine.packed
 
     @classmethod

@@ -143,22 +143,11 @@ class JoinedProduct:
 
 
 class PackedWeights:
-    """The packed weights of a model by unit; empty if nothing was packed. `faster`: for each of
-    `ROWS`, whether layers use the copies for that many rows. `facts` has measurements by name:
+    """The packed weights of a model by unit; empty if nothing was packed. `rows`: the row counts
+    in `ROWS` for which layers use the copies."""
 
-    - "layers": number of packed layers; "bytes": size of their weights
-    - "used": the row counts in `ROWS` for which packed weights are used
-    - if the layers were timed, "rows": `ROWS`; "plain_ms" and "packed_ms": for each of these row
-      counts, milliseconds of the timed layers with plain and with packed weights
-    """
-
-    def __init__(
-        self,
-        units: Mapping[Unit, Packed] | None = None,
-        facts: dict | None = None,
-        faster: Sequence[bool] = (),
-    ) -> None:
-        self.units, self.facts, self.faster = dict(units or {}), facts or {}, faster
+    def __init__(self, units: Mapping[Unit, Packed] | None = None, rows: Sequence[int] = ROWS):
+        self.units, self.rows = dict(units or {}), list(rows if units else ())
         self.frozen = Frozen(layer for unit in self.units for layer in unit)
         self._forwards = {}
         for unit, packed in self.units.items():
@@ -183,7 +172,7 @@ class PackedWeights:
     ) -> torch.Tensor:
         rows = input.numel() // layer.in_features
         same = rows and input.dtype == layer.weight.dtype
-        if not same or not self.faster[bisect(ROWS, rows) - 1]:
+        if not same or ROWS[bisect(ROWS, rows) - 1] not in self.rows:
             return nn.Linear.forward(layer, input)
         if len(joined.unit) > 1:
             return joined.part(index, input)
@@ -233,23 +222,22 @@ def prepack_linears(
     made = {
         unit: Packed([layer.weight for layer in unit], always=every).checked() for unit in units
     }
-    faster: Sequence[bool] = (True,) * len(ROWS)
-    facts: dict[str, object] = {"layers": len(layers), "bytes": size, "used": ROWS}
+    used: Sequence[int] = ROWS
     if every:
         for each in {(packed.shape, packed.dtype) for packed in made.values()}:
             _check_rows(*each)
     if not every or (timed and size >= TIMED_BYTES):  # times of small models would be noise
         some = units[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
         plain_ms, packed_ms = _time_both({unit: made[unit] for unit in some})
-        faster = tuple(a >= CLEARLY * b for a, b in zip(plain_ms, packed_ms, strict=True))
         if every:
             spared = sum(map(len, some)) * len(ROWS) * DISPATCH_MS
-            faster = (sum(plain_ms) + spared >= CLEARLY * sum(packed_ms),) * len(ROWS)
-        used = [rows for rows, better in zip(ROWS, faster, strict=True) if better]
-        facts |= {"rows": ROWS, "plain_ms": plain_ms, "packed_ms": packed_ms, "used": used}
+            used = ROWS if sum(plain_ms) + spared >= CLEARLY * sum(packed_ms) else ()
+        else:
+            times = zip(ROWS, plain_ms, packed_ms, strict=True)
+            used = [rows for rows, plain, packed in times if plain >= CLEARLY * packed]
         if not used:
             return PackedWeights()
-    found = PackedWeights(made, facts, faster)
+    found = PackedWeights(made, used)
     _SHARED[model] = weakref.ref(found)
     return found
 
@@ -310,7 +298,7 @@ def _time_both(units: Mapping[Unit, Packed]) -> list[list[float]]:
     """Return (plain, packed): the milliseconds of all `units` with plain and with packed weights,
     for each of `ROWS`. Each is the minimum of several rounds, since other load can only add
     time."""
-    weights = PackedWeights(units, faster=(True,) * len(ROWS))
+    weights = PackedWeights(units)
     best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
     begin = time.perf_counter()
     for turn in range(ROUNDS):
@@ -323,7 +311,7 @@ def _time_both(units: Mapping[Unit, Packed]) -> list[list[float]]:
                     for layer in unit:
                         layer(each)
                 took = 1e3 * (time.perf_counter() - started)
-            best[packed][index] = min(best[packed][index], round(took, 3))
+            best[packed][index] = min(best[packed][index], took)
         if turn and time.perf_counter() - begin > LIMIT_S:
             break
     return best

@@ -79,7 +79,7 @@ def test_each_row_count_goes_the_faster_way(monkeypatch, dtype):
         Packed, "multiply", lambda own, x, bias: taken.append(len(x)) or multiply(own, x, bias)
     )
     packed = prepack_linears(layer)
-    assert packed.facts["used"] == [2, 4]
+    assert packed.rows == [2, 4]
     taken.clear()
     with torch.inference_mode(), packed.used():
         for rows in (1, 2, 3, 4, 15, 16, 40):
@@ -93,12 +93,10 @@ def test_what_is_never_faster_is_not_packed(monkeypatch):
 
 
 def test_both_ways_are_timed(monkeypatch):
+    units = prepack_linears(nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))).units
     monkeypatch.undo()
-    monkeypatch.setattr(prepack, "SMALLEST", {})
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-    facts = prepack_linears(model).facts
-    assert not facts or (facts["layers"], facts["rows"]) == (3, ROWS)
-    assert not facts or all(ms > 0 for ms in (*facts["plain_ms"], *facts["packed_ms"]))
+    plain_ms, packed_ms = prepack._time_both(units)
+    assert len(plain_ms) == len(packed_ms) == len(ROWS) and min(*plain_ms, *packed_ms) > 0
 
 
 @pytest.mark.parametrize("width", [384, 8192])
@@ -155,18 +153,18 @@ def test_what_is_not_packed(monkeypatch):
     class Own(nn.Linear):
         """Somebody's own layer."""
 
-    assert not prepack_linears(Own(48, 80)).facts
-    assert not prepack_linears(nn.Linear(48, 80, dtype=torch.float64)).facts
+    for layer in (Own(48, 80), nn.Linear(48, 80, dtype=torch.float64)):
+        assert not prepack_linears(layer).units
     monkeypatch.setattr(prepack, "FREE_SHARE", 0.0)
-    assert not prepack_linears(nn.Linear(48, 80)).facts, "no memory"
+    assert not prepack_linears(nn.Linear(48, 80)).units, "no memory"
     monkeypatch.undo()
-    assert not prepack_linears(nn.Linear(48, 80)).facts, "small"
+    assert not prepack_linears(nn.Linear(48, 80)).units, "small"
 
 
 def test_text_is_that_of_plain_layers():
     model = gemma3().float()
     wanted = plain(model, [1, 5, 4], 40)
     cached = CachedModel(model)
-    assert cached.packed.facts["layers"] == 15
+    assert len(cached.packed.units) == 15
     trees = RandomDrafter(wanted, seed=3)
     assert list(decode(cached, trees, [1, 5, 4], max_new=40).tokens) == wanted

@@ -312,7 +312,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "tokenizer": vocab.fingerprint(target.tokenizer),
             "eos": sorted(bench.eos),
         },
-        "packed": {role: model.packed.facts for role, model in roles.items()},
+        "packed": {role: model.packed.rows for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "sampling": asdict(bench.sampling),
