@@ -64,23 +64,6 @@ def test_each_node_scores_as_its_own_branch(family, seed):
         assert cached.cache.length == len(tokens) - 1
 
 
-def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
-    model = llama()
-    cached = session(model)
-    widths = []
-    model.register_forward_pre_hook(
-        lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    prompt = prompt_of(30)
-    cached.score(prompt, TokenTree.chain(prompt[-1], [1, 2]))
-    cached.accept([0, 1, 2])
-    tokens = [*prompt, 1, 2, 9]
-    cached.score(tokens, TokenTree((9, 1, 2), (-1, 0, 0)))
-    cached.accept([0])
-    cached.score([*prompt[:20], 4, 4], TokenTree((4,), (-1,)))
-    assert widths == [32, 3, 2] and cached.calls == 3
-
-
 @pytest.mark.parametrize("missing", [PREFILL_ALONE - 1, PREFILL_ALONE, PREFILL_ALONE + 1, 300])
 @pytest.mark.parametrize("build_model", [llama, FAMILIES["mistral"]])
 def test_a_long_prompt_before_a_branching_tree(build_model, missing):

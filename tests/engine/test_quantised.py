@@ -11,7 +11,7 @@ from bench_models import byte_tokenizer, tiny_llama
 from composing import composed
 from ouroboros.baselines import Speculative
 from parts import InParts
-from tiny import CONTEXT, RandomDrafter, gpt2, llama, mostly_slow, plain, prompt_of
+from tiny import RandomDrafter, gpt2, llama, mostly_slow, plain, prompt_of
 from transformers import TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
@@ -22,7 +22,6 @@ from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import (
     Int8Linear,
-    bytes_of,
     dequantise,
     quantise,
     quantised_by,
@@ -128,11 +127,14 @@ def test_a_product_is_integers_times_scales(rows, depth):
     assert (layer(x) - right).norm() < 1e-2 * right.norm()
 
 
-def test_what_cannot_be_quantised_is_refused():
+def test_what_cannot_be_quantised_or_dequantised_is_refused():
     with pytest.raises(ValueError, match="quantization_config='int4': give int8"):
         quantise(llama(), "int4")
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no linear layers"):
         quantise(gpt2(), "int8")
+    assert quantised_by(llama()) is None
+    with pytest.raises(ValueError, match="cannot be dequantised"):
+        dequantise(llama(), torch.float64)
 
 
 def test_a_folder_is_quantised_as_it_is_loaded(config, tmp_path):
@@ -149,8 +151,7 @@ def test_a_folder_is_quantised_as_it_is_loaded(config, tmp_path):
 
 
 def test_a_quantised_standin_computes_its_quantised_core(config):
-    """Rows keep their scales when zeros are added, so that the two are one function; and the bytes
-    read per step are a little over half those of bfloat16."""
+    """Rows keep their scales when zeros are added, so that the two are one function."""
     core = llama(dtype=torch.float32, num_hidden_layers=1, rms_norm_eps=1e-5)
     shape = copy.deepcopy(core.config)
     shape.update({"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 2})
@@ -159,11 +160,6 @@ def test_a_quantised_standin_computes_its_quantised_core(config):
     ids = torch.tensor([PROMPTS[3]])
     with torch.inference_mode():
         torch.testing.assert_close(own(ids).logits, small(ids).logits, atol=1e-4, rtol=1e-3)
-    half = standin.embed(core, shape, dtype=torch.bfloat16)
-    whole = bytes_of(half)
-    share = bytes_of(quantise(half, config)) / whole
-    assert 0.5 < share < 0.6
-    assert max(len(prompt) for prompt in PROMPTS) + MAX_NEW <= CONTEXT
 
 
 def test_a_profile_counts_the_bytes_that_are_stored(config):
@@ -174,12 +170,6 @@ def test_a_profile_counts_the_bytes_that_are_stored(config):
     scales = sum(len(w) for w in original.model.layers.parameters() if w.ndim == 2)
     assert layers - 8 * scales <= dense.weight_bytes - found.weight_bytes < layers
     assert stored_bytes(torch.zeros(3, 4, dtype=torch.bfloat16)) == 24
-
-
-def test_a_plain_model_is_not_dequantised():
-    assert quantised_by(llama()) is None
-    with pytest.raises(ValueError, match="cannot be dequantised"):
-        dequantise(llama(), torch.float64)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
