@@ -79,14 +79,15 @@ class Surface:
         """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
         sizes, ms = list(self.ms[context]), list(self.ms[context].values())
-        found: np.ndarray = np.interp(nodes, sizes, ms)
+        wanted = np.asarray(nodes, dtype=float)
+        found = np.interp(wanted, sizes, ms)
         if self.padded:
             found = np.array(ms)[np.searchsorted(sizes[:-1], nodes)]
         largest, half = sizes[-1], max(1, sizes[-1] // 2) if sizes[-1] < math.inf else 1
         if nodes[-1] <= largest or half == largest:
             return found
         each = (ms[-1] - np.interp(half, sizes, ms)) / (largest - half)
-        beyond: np.ndarray = np.maximum(0, np.asarray(nodes) - largest)
+        beyond: np.ndarray = np.maximum(0, wanted - largest)
         return np.add(found, each * beyond)
 
     def extended_to(self, contexts: Mapping[int, int]) -> Surface:

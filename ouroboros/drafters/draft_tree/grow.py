@@ -32,7 +32,8 @@ MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left o
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 BEYOND_MATCH = 4  # a phrase continues for at most the length of its match + this many tokens
 MIN_WORTH = 0.8  # nodes whose gain is below this x their cost are left out
-CALL_FACTOR = 1.2  # value of a draft call / its estimated gain
+CALL_FACTOR = 0.7  # value of a draft call / its estimated gain, which is too high: calls with high
+# estimates are chosen
 CHAIN_HITS = 0.4  # share of the draft's misses avoided by ending a chain where it is unsure
 
 DECAY = 0.95  # factor on earlier observations at each new one
