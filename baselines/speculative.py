@@ -253,7 +253,8 @@ class AdaptiveSpeculative(Speculative):
         at = max(128, 1 << (context - 1).bit_length())
         if (at, size) not in self._tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
-            calls = (surface.estimate_ms(size * (self.most + 1), size * at) for surface in pair)
+            sizes = range(1, size * (self.most + 1) + 1)
+            calls = (surface.calls_ms(sizes, size * at) for surface in pair)
             self._tables[at, size] = [table[size - 1 :: size] for table in calls]
         target, draft = self._tables[at, size]
         rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)

@@ -1,7 +1,7 @@
 """The cost of one call of a model: a `Surface` has its milliseconds by nodes and context length, a
 `Footprint` the bytes that it reads.
 
-Invariant: calls larger than those measured raise `ValueError`; only `estimate_ms` extrapolates.
+Invariant: every call has a cost; those larger than the measured ones are extrapolated.
 """
 
 from __future__ import annotations
@@ -58,51 +58,37 @@ class Surface:
     def calls_ms(self, nodes: Sequence[float] | np.ndarray, context: float) -> np.ndarray:
         """Return the milliseconds of calls of ascending sizes, [nodes], by bilinear interpolation.
 
-        Contexts below the smallest one in the table cost as much as the smallest. Raises
-        `ValueError` for contexts or sizes above the largest in the table and, unless `padded`, for
-        sizes below the smallest.
+        Contexts outside the table cost as much as the nearest one in it, and sizes below the
+        smallest as much as the smallest. Larger sizes than those in the table grow in cost as in
+        the upper half of them.
+
+        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).calls_ms([32, 128, 192], 9)
+        array([10., 20., 30.])
         """
         contexts = list(self.ms)
-        if context > contexts[-1]:
-            raise ValueError(
-                f"the sequence has {context:.0f} tokens, the costs cover up to {contexts[-1]:.0f}: "
-                "measure at a longer context"
-            )
+        context = min(max(context, contexts[0]), contexts[-1])
         above = next(c for c in contexts if c >= context)
-        below = max((c for c in contexts if c <= context), default=above)
+        below = max(c for c in contexts if c <= context)
         high = self._at(above, nodes)
         if above == below:
             return high
         low = self._at(below, nodes)
         return low + (high - low) * ((context - below) / (above - below))
 
-    def estimate_ms(self, nodes: int, context: float) -> np.ndarray:
-        """Estimate the milliseconds of calls of 1, 2, ..., `nodes` nodes, for planning.
-
-        Contexts beyond the longest known cost as much as the longest; calls beyond the largest
-        known size grow in cost as in the upper half of the known sizes.
-
-        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).estimate_ms(192, 9)[[31, 127, 191]]
-        array([10., 20., 30.])
-        """
-        largest = int(min([nodes, *(max(row) for row in self.ms.values())]))
-        sizes, half = np.arange(1, largest + 1), largest // 2
-        known = self.calls_ms(sizes, min(context, max(self.ms)))
-        each = (known[-1] - known[half - 1]) / (largest - half) if half else 0.0
-        return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
-
     def _at(self, context: float, nodes: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
-        sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
-        least = 1 if self.padded else sizes[0]  # peers of another engine record no nodes: 0
-        if nodes[-1] > sizes[-1] or nodes[0] < least:
-            outside = nodes[0] if nodes[0] < least else nodes[-1]
-            raise ValueError(
-                f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
-                f"{sizes[-1]:.0f}: measure trees of more sizes"
-            )
-        return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
+        sizes, ms = list(self.ms[context]), list(self.ms[context].values())
+        wanted = np.asarray(nodes, dtype=float)
+        found = np.interp(wanted, sizes, ms)
+        if self.padded:
+            found = np.array(ms)[np.searchsorted(sizes[:-1], nodes)]
+        largest, half = sizes[-1], max(1, sizes[-1] // 2) if sizes[-1] < math.inf else 1
+        if nodes[-1] <= largest or half == largest:
+            return found
+        each = (ms[-1] - np.interp(half, sizes, ms)) / (largest - half)
+        beyond: np.ndarray = np.maximum(0, wanted - largest)
+        return np.add(found, each * beyond)
 
     def extended_to(self, contexts: Mapping[int, int]) -> Surface:
         """Return a copy in which `contexts[c]`, a longer context, replaces each context c: calls up

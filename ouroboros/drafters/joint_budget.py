@@ -29,9 +29,10 @@ class JointCosts:
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)
         pair = costs.target, costs.draft or costs.target
-        surfaces = zip(pair, contexts, strict=True)
-        tables = [surface.estimate_ms(nodes, size * context) for surface, context in surfaces]
-        self.target_ms, self.draft_ms = tables
+        self.target_ms, self.draft_ms = (
+            surface.calls_ms(range(1, nodes + 1), size * context)
+            for surface, context in zip(pair, contexts, strict=True)
+        )
         self.plain_ms = float(self.target_ms[size - 1])
         self.host_ms = costs.host_of("ouroboros") - costs.host_of("greedy") or HOST_MS
 

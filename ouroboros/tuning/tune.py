@@ -120,7 +120,7 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     predicted by `costs`, in target calls of one node; greedy's speed is 1.
 
     If an engine does not report scored nodes, each of its calls counts as a call of one node, which
-    makes it look faster than it is. Raises `ValueError` for calls that the costs do not cover.
+    makes it look faster than it is. Raises `ValueError` for costs without a draft that it calls.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0

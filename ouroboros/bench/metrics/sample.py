@@ -90,7 +90,7 @@ def sample_frame(
       and `decode_s` remain shares of a batch's time
     - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
     - `predicted_s` and `cost` (in target calls of one node): predicted with `costs`; NaN in all
-      rows if `costs` is None or does not cover every sample, or if there are batches
+      rows if `costs` is None or lacks the draft that was called, or if there are batches
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))

@@ -215,9 +215,7 @@ def build(
         costs = ranks.broadcast(costs)
         assert costs is not None
         prompts.share = ranks.broadcast
-        estimate_ms = costs.target.estimate_ms
-        by_nodes = {"call_ms": lambda nodes, context: float(estimate_ms(nodes, context)[-1])}
-        pair = Pair(ShardedModel(pair.target, ranks, **by_nodes), pair.draft)
+        pair = Pair(ShardedModel(pair.target, ranks, call_ms=costs.target.call_ms), pair.draft)
     adapt = config.timing and ranks is None
     how: dict = {"tokenizer": tokenizer, "adapt": adapt}
     decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
