@@ -14,9 +14,9 @@ import time
 
 import torch
 from transformers import PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 import ouroboros
+from ouroboros.baselines.hf import Arrivals
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.decoder_factory import decoder_settings
@@ -66,19 +66,6 @@ def decode_with(
     return CustomGenerate(draft=draft, decoder=decoder, **settings)
 
 
-class Clock(BaseStreamer):
-    """Records when the prompt and each new token come, in seconds of `time.perf_counter`."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
 class OuroborosLM(HFLM):
     """The harness's `hf` model with a decoder of this library.
 
@@ -118,7 +105,7 @@ class OuroborosLM(HFLM):
         for padded, real in zip(context, mask, strict=True):
             prompt = padded[real]
             padding = len(padded) - len(prompt)
-            self.decode.streamer = clock = Clock()
+            self.decode.streamer = arrivals = Arrivals()
             started = time.perf_counter()
             generated = super()._model_generate(
                 prompt[None],
@@ -141,7 +128,7 @@ class OuroborosLM(HFLM):
                 finish=trace.finish,
                 steps=tuple(trace.steps),
                 wall_s=wall_s,
-                ttft_s=clock.times[1] - started,
+                ttft_s=arrivals.at[0][0] - started,
             )
             self.samples.append(sample)
             rows.append(torch.cat([padded[:padding], generated.sequences[0]]))

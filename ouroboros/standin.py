@@ -67,7 +67,6 @@ def embed(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    seed: int = 0,
 ) -> LlamaForCausalLM:
     """Return a model with the dimensions of the config `shape` that computes the core's function.
 
@@ -75,8 +74,8 @@ def embed(
     Rotary parameters, maximum position, activation, special ids, head dimension and generation
     config are the core's. Narrower heads than the shape's are as many more, so that weights and KV
     cache have the same sizes. Embeddings are never tied. The first layers are the core's; further
-    layers add zero. `seed` determines the unused weights. In bfloat16, core and stand-in round
-    differently, so compare a stand-in with itself only.
+    layers add zero. In bfloat16, core and stand-in round differently, so compare a stand-in with
+    itself only.
 
     Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
     Llama model.
@@ -96,7 +95,7 @@ def embed(
     model = blank(config, dtype).to_empty(device=device)
     model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
     with torch.no_grad():
-        _fill(model, core, heads, constant, seed)
+        _fill(model, core, heads, constant)
     model.generation_config = copy.deepcopy(core.generation_config)
     return model.eval()
 
@@ -174,12 +173,10 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
         )
 
 
-def _fill(
-    model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float, seed: int
-) -> None:
+def _fill(model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float) -> None:
     """Write every weight of `model`, with the core's query heads at `heads` (see `place_heads`) and
-    the constant `c` in the residual (0: all ids are used). `seed` determines the unused weights."""
-    noise = torch.Generator(model.device).manual_seed(seed)
+    the constant `c` in the residual (0: all ids are used). Unused weights are seeded noise."""
+    noise = torch.Generator(model.device).manual_seed(0)
     used, width = core.config.vocab_size, core.config.hidden_size
     table, head = model.model.embed_tokens.weight, model.lm_head.weight
     _pad(table.zero_(), core.model.embed_tokens.weight)

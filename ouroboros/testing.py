@@ -26,7 +26,7 @@ from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
-VOCAB, CONTEXT = 13, 64
+VOCAB, CONTEXT, MAX_NEW = 13, 64, 40
 
 
 def assert_lossless(
@@ -34,7 +34,6 @@ def assert_lossless(
     *,
     temperatures: Sequence[float] = (0.0, 0.8),
     seeds: Collection[int] = range(3),
-    max_new: int = 40,
 ) -> None:
     """Assert that a drafter is lossless on `len(seeds)` tiny models: greedy and sampled, with and
     without end-of-sequence ids, and up to the end of the context.
@@ -68,10 +67,10 @@ def assert_lossless(
                 name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
                 target.empty()
                 text = decode(target, RootOnly(), prompt, max_new=2 * CONTEXT, choose=choose).tokens
-                eos = text[length + max_new // 2 :][:2]
+                eos = text[length + MAX_NEW // 2 :][:2]
                 for most, ends, case in (
-                    (max_new, (), ""),
-                    (max_new, eos, f", ends {sorted(eos)}"),
+                    (MAX_NEW, (), ""),
+                    (MAX_NEW, eos, f", ends {sorted(eos)}"),
                     (2 * CONTEXT, (), ", the end of the context"),
                     (2, (), ", two tokens"),
                 ):

@@ -572,8 +572,6 @@ def test_settings_of_a_named_decoder_replace_tuned_ones():
     assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
     assert warm == {**cold, "pool_state": "task"}  # upon the config it is built on
-    with pytest.raises(ValueError, match=r"'gama' \(did you mean gamma\?\); choose from draft"):
-        make_decoder("speculative", CachedModel(llama()), gama=2)
 
 
 HUB = {"custom_generate": str(ROOT / "hub"), "trust_remote_code": True}

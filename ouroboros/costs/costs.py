@@ -36,7 +36,6 @@ PROBED_CONTEXT = 1024  # up to this length one context is timed, since length ha
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
 PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, at most its `prefill_limit`
 NOISY = 0.2  # measurements with a larger relative spread are repeated, up to `PROBES` in all
-LONG_TEXT = 128  # equals engine.eager.PREFILL_ALONE: longer text takes a separate forward pass
 ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
 Sample = Any
 """`ouroboros.bench.metrics.sample.Sample`; not imported, because costs must not import bench."""
@@ -185,9 +184,8 @@ class Costs:
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
         """Return median costs of timed samples, pooled over all contexts.
 
-        First steps include the prefill and are used for `prefill_ms` only. Draft costs depend on
-        the nodes if every step records them; else they are a single mean. Raises `ValueError` if no
-        step was timed, and for samples of batches.
+        First steps include the prefill and are used for `prefill_ms` only. Raises `ValueError` if
+        no step was timed, and for samples of batches.
         """
         later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
         if not later:
@@ -201,13 +199,9 @@ class Costs:
         verify = _medians((step.scored, step.verify_s) for _, step in later)
         host = _medians((name, step.host_s) for name, step in later)
         host |= _medians(("", step.host_s) for _, step in later)
-        drafting, draft = [step for _, step in later if step.draft_calls], None
-        if drafting and all(step.draft_scored for step in drafting):
-            by_nodes = ((draft_nodes(s), s.draft_s / s.draft_calls) for s in drafting)
-            draft = Surface({context: _medians(by_nodes)})
-        elif drafting:
-            calls = sum(step.draft_calls for step in drafting)
-            draft = Surface.constant(1e3 * sum(step.draft_s for step in drafting) / calls)
+        drafting = [step for _, step in later if step.draft_calls]
+        by_nodes = _medians((draft_nodes(s), s.draft_s / s.draft_calls) for s in drafting)
+        draft = Surface({context: by_nodes}) if drafting else None
         first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
         prefill = max(0.0, median(first) - verify[min(verify)])
         tokens = median(s.prompt_tokens for s in samples if s.steps and s.steps[0].scored)
@@ -217,40 +211,36 @@ class Costs:
     def roofline(
         cls,
         target: Footprint,
-        draft: Footprint | None,
+        draft: Footprint,
         *,
         bandwidth_gb_s: float,
-        tflops: float | None = None,
-        host_ms: float | Mapping[str, float] = 0.0,
-        about: Mapping[str, object] | None = None,
+        tflops: float,
+        host_ms: Mapping[str, float],
+        about: Mapping[str, object],
     ) -> Costs:
         """Return lower bounds of a pair's costs on a machine, by the roofline model.
 
         A call takes the longer of two times: reading weights, keys and values once at
         `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
-        operations per node and two-byte weight; None: ignore computing). Real calls take longer.
-        `host_ms` is a number or a mapping by decoder. Raises `ValueError` for numbers not above 0.
+        operations per node and two-byte weight). Real calls take longer.
         """
-        if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
-            raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
 
         def surface(model: Footprint) -> Surface:
-            flops_ms = model.read_bytes / tflops / 1e9 if tflops else 0.0
+            flops_ms = model.read_bytes / tflops / 1e9
             table: dict[float, dict] = {}
             for context in ROOFLINE_CONTEXTS:
                 read_ms = model.call_bytes(context) / bandwidth_gb_s / 1e6
-                bound = min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES) if tflops else 1.0
-                sizes = (1.0, bound, ROOFLINE_NODES)
+                sizes = (1.0, min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES), ROOFLINE_NODES)
                 table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in sizes}
             return Surface(table)
 
         return cls(
             surface(target),
-            None if draft is None else surface(draft),
-            host_ms=host_ms if isinstance(host_ms, Mapping) else {"": host_ms},
-            footprints={"target": target} | ({} if draft is None else {"draft": draft}),
+            surface(draft),
+            host_ms=host_ms,
+            footprints={"target": target, "draft": draft},
             copy_bytes_per_s=1e9 * bandwidth_gb_s,
-            about={"computed": "bytes / bandwidth", **(about or {})},
+            about={"computed": "bytes / bandwidth", **about},
         )
 
     def draft_ratio(self, context: int | None = None) -> float | None:
@@ -328,12 +318,9 @@ class CostModel:
             return self._known[sample]
         call_ms, steps = self.costs.target.call_ms, []
         context, draft_has_read = sample.prompt_tokens, False
-        for index, step in enumerate(sample.steps):
-            # A long prompt before a branching tree takes a second forward pass. Older records do
-            # not count forward passes: a second one is assumed in the first target call only.
-            branching = step.scored > step.drafted + 1 and context > LONG_TEXT
-            forwards = step.target_forwards or 1 + int(not index and branching)
-            verify = call_ms(step.scored, context) + (forwards - 1) * call_ms(1, context)
+        for step in sample.steps:
+            further = max(0, step.target_forwards - 1)  # as of a long prompt before branches
+            verify = call_ms(step.scored, context) + further * call_ms(1, context)
             # The first draft call prefills the prompt; `predict` adds that.
             counted = step if draft_has_read else replace(step, draft_caught_up=0)
             draft_has_read = draft_has_read or step.draft_calls > 0

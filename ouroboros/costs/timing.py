@@ -18,7 +18,6 @@ from itertools import product
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
@@ -175,20 +174,3 @@ def footprint(model: CachedModel) -> Footprint:
         for shape, members in model.cache.groups.items()
     )
     return Footprint(held, bytes_of(model.model), sum(slots))
-
-
-def footprint_of(
-    config: PreTrainedConfig, dtype: torch.dtype, head: int | None = None
-) -> Footprint:
-    """Return the `Footprint` of a model in `dtype` from its config, without allocating weights.
-    `head`: the number of ids of a trimmed head."""
-    text = config.get_text_config()
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        if head is not None:
-            rows = torch.nn.Linear(text.hidden_size, head, bias=False, dtype=dtype)
-            model.set_output_embeddings(rows)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_bytes = 2 * text.num_hidden_layers * heads * width * dtype.itemsize
-    return Footprint(sum(map(stored_bytes, model.parameters())), bytes_of(model), kv_bytes)

@@ -13,10 +13,12 @@ import argparse
 from collections.abc import Sequence
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros import standin
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
-from ouroboros.costs.timing import footprint_of
+from ouroboros.costs import Footprint
+from ouroboros.engine.quantised import bytes_of, stored_bytes
 from ouroboros.engine.static import NODES, padded_slots
 
 ROLES = ("target", "draft")
@@ -25,6 +27,17 @@ SHARES = (1, 0.9, 0.8, 0.7)
 WORKSPACE_BYTES = 2 << 30  # graph pools, logits of both models, cuBLAS, the driver
 CACHE_COPIES = 2  # a cache that grows is copied
 SPARE = 0.95  # the share of the rest that weights and caches may take
+
+
+def footprint_of(config: PreTrainedConfig, dtype: torch.dtype) -> Footprint:
+    """Return the `Footprint` of a model in `dtype` from its config, without allocating weights."""
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_bytes = 2 * text.num_hidden_layers * heads * width * dtype.itemsize
+    return Footprint(sum(map(stored_bytes, model.parameters())), bytes_of(model), kv_bytes)
 
 
 def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[str] | None:

@@ -138,13 +138,6 @@ def test_a_noisy_probe_is_repeated_and_the_steadiest_counts(clocked, noisy_calls
     assert costs.about["spread"] == 0 or (probes == PROBES and costs.about["spread"] > NOISY)
 
 
-def test_a_larger_tree_may_cost_less(clocked):
-    (target,), _, _ = clocked(lambda n, c: {8: 60, 24: 9, 64: 70, 96: 20}.get(n, 5))
-    found = Costs.measure(target, context=50).target
-    row = found.ms[50]
-    assert [row[n] for n in (1, 8, 12, 24, 64, 96)] == pytest.approx([5, 60, 5, 9, 70, 20])
-
-
 def test_a_probe_of_an_engine_that_pads_times_its_sizes():
     model = CachedModel(llama(), engine="static")
     costs = Costs.measure(model, context=500)

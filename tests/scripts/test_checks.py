@@ -9,12 +9,23 @@ import checks
 import pytest
 import torch
 from checks import equal, floor_share, lossless, main
-from shapes import fitting
+from shapes import fitting, footprint_of
 
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Footprint, Surface
+from ouroboros.standin import shape
+
+
+def test_the_published_pairs_weigh_what_they_weigh():
+    """Yi-34B in bf16 is 68.8 GB; its cache holds 60 layers of 8 heads of 128, twice."""
+    yi = footprint_of(shape("yi-34b"), torch.bfloat16)
+    assert yi.weight_bytes / 1e9 == pytest.approx(68.8, abs=0.05)
+    assert yi.kv_bytes_per_token == 2 * 60 * 8 * 128 * 2
+    assert yi.weight_bytes - yi.read_bytes == 64000 * 7168 * 2
+    costs = Costs.load("h200-34b-6b").footprints
+    assert costs == {"target": yi, "draft": footprint_of(shape("yi-6b"), torch.bfloat16)}
 
 
 @pytest.mark.parametrize(("memory_gib", "layers"), [(140, ""), (80, "@"), (40, None)])
