@@ -1,7 +1,7 @@
 """The cost of one call of a model: a `Surface` has its milliseconds by nodes and context length, a
 `Footprint` the bytes that it reads.
 
-Invariant: every call has a cost; those larger than the measured ones are extrapolated.
+Invariant: calls larger than those measured are extrapolated, unless a single size is known.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Surface:
 
         Contexts outside the table cost as much as the nearest one in it, and sizes below the
         smallest as much as the smallest. Larger sizes than those in the table grow in cost as in
-        the upper half of them.
+        the upper half of them. Raises `ValueError` for calls without nodes, and for calls beyond a
+        table with a single size.
 
         >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).calls_ms([32, 128, 192], 9)
         array([10., 20., 30.])
@@ -80,6 +81,14 @@ class Surface:
         table."""
         sizes, ms = list(self.ms[context]), list(self.ms[context].values())
         wanted = np.asarray(nodes, dtype=float)
+        if (
+            wanted[0] < 1 or wanted[-1] > sizes[-1] == sizes[0]
+        ):  # a peer of another engine records 0
+            outside = wanted[0] if wanted[0] < 1 else wanted[-1]
+            raise ValueError(
+                f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
+                f"{sizes[-1]:.0f}: measure trees of more sizes"
+            )
         found = np.interp(wanted, sizes, ms)
         if self.padded:
             found = np.array(ms)[np.searchsorted(sizes[:-1], nodes)]

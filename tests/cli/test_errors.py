@@ -81,7 +81,7 @@ OTHERS = {
         (["recording=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
         ([], "error: give recording=<results folder"),
         (["recording=one.jsonl", "max_new=long"], "max_new: Value 'long' of type 'str' could"),
-        (["recording=none.jsonl"], "none.jsonl: No such file or directory"),
+        (["recording=none.jsonl"], "cannot read none.jsonl"),
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
         (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),

@@ -48,11 +48,16 @@ def test_a_surface_is_bilinear_and_flat_below_its_smallest_context():
         (SURFACE, (1, 301), 12.0),
         (Surface.flat({4: 1.0, 8: 1.0}), (1, 10), 1.0),
         (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (9, 10), 6 + 1 / 6),
-        (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (0, 10), 5.0),
     ],
 )
 def test_calls_outside_the_table_are_extrapolated(surface, call, ms):
     assert surface.call_ms(*call) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_a_single_size_says_nothing_of_others(nodes):
+    with pytest.raises(ValueError, match=f"scores {nodes} nodes, the costs cover 2 to 2: measure"):
+        Surface.flat({2: 5.0}).call_ms(nodes, 10)
 
 
 def test_a_surface_without_a_measurement_is_refused():
