@@ -80,24 +80,24 @@ class Surface:
         """Return the milliseconds of calls of `nodes` (ascending sizes) at a context in the
         table."""
         sizes, ms = list(self.ms[context]), list(self.ms[context].values())
-        wanted = np.asarray(nodes, dtype=float)
-        if (
-            wanted[0] < 1 or wanted[-1] > sizes[-1] == sizes[0]
-        ):  # a peer of another engine records 0
-            outside = wanted[0] if wanted[0] < 1 else wanted[-1]
+        wanted, largest = np.asarray(nodes, dtype=float), sizes[-1]
+        unknown = wanted[wanted < 1]  # a peer of another engine records 0
+        if len(sizes) == 1:
+            unknown = np.append(unknown, wanted[wanted > largest])
+        if len(unknown):
             raise ValueError(
-                f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
-                f"{sizes[-1]:.0f}: measure trees of more sizes"
+                f"a call scores {unknown[0]:.0f} nodes, the costs cover {sizes[0]:.0f} to "
+                f"{largest:.0f}: measure trees of more sizes"
             )
-        found = np.interp(wanted, sizes, ms)
         if self.padded:
-            found = np.array(ms)[np.searchsorted(sizes[:-1], nodes)]
-        largest, half = sizes[-1], max(1, sizes[-1] // 2) if sizes[-1] < math.inf else 1
-        if nodes[-1] <= largest or half == largest:
+            found = np.array(ms)[np.searchsorted(sizes[:-1], wanted)]
+        else:
+            found = np.interp(wanted, sizes, ms)
+        if wanted[-1] <= largest:
             return found
+        half = largest // 2
         each = (ms[-1] - np.interp(half, sizes, ms)) / (largest - half)
-        beyond: np.ndarray = np.maximum(0, wanted - largest)
-        return np.add(found, each * beyond)
+        return found + np.maximum(0.0, wanted - largest) * each
 
     def extended_to(self, contexts: Mapping[int, int]) -> Surface:
         """Return a copy in which `contexts[c]`, a longer context, replaces each context c: calls up

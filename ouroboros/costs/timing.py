@@ -49,10 +49,10 @@ def time_calls(
 
     `models` are a target and an optional draft. In each of `visits` rounds, every tree size is
     timed `repeats` times at every context, and twice as often for the draft; `on_visit` is called
-    after each context. No round begins after `limit_s` seconds. Each size has
-    one untimed warm-up call. A context is the number of tokens of the sequence, including the
-    tree's root. There is no prefill: times do not depend on the values in the cache. If an engine
-    pads trees and all its sizes up to the largest are timed, the surface is `padded`. Empties the
+    after each context. No round begins after `limit_s` seconds. Each size has one untimed warm-up
+    call. A context is the number of tokens of the sequence, including the tree's root. There is no
+    prefill: times do not depend on the values in the cache. If an engine pads trees and all its
+    sizes up to the largest are timed, the surface is `padded`. Empties the
     models' caches. Raises `ValueError` if a context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), time.perf_counter()

@@ -49,7 +49,7 @@ def _can_tile() -> bool:
 
 
 TILES = _can_tile()
-SPINS = 1000  # checks of a waiting thread, 50 us, before it lets other programs run
+SPINS, NAP_US = 4000, 10  # checks of a waiting thread, about 200 us, before it sleeps in between
 TILE_ROWS, TILE_STEP = 16, 32  # rows and inputs of a tile
 
 
@@ -94,14 +94,14 @@ def counter_at(context, address):
 
 
 @intrinsic
-def wait_for_all(context, arrived, team, give_way):
+def wait_for_all(context, arrived, team, sleep):
     """Count this thread's arrival at the pointer `arrived`, and wait until `team` threads arrived.
-    After `SPINS` checks, each check calls the function at the address `give_way` first."""
+    After `SPINS` checks, each check first sleeps NAP_US by the function at the address `sleep`."""
 
     def generate(_, builder, __, arguments):
-        arrived, team, give_way = arguments
-        kind = ir.FunctionType(ir.VoidType(), [])
-        names = "check", "spin", "give_way", "end"
+        arrived, team, sleep = arguments
+        kind = ir.FunctionType(INT, [INT])
+        names = "check", "spin", "sleep", "end"
         before = builder.block
         check, spin, away, end = (builder.append_basic_block(name) for name in names)
         builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
@@ -115,7 +115,7 @@ def wait_for_all(context, arrived, team, give_way):
         more = builder.add(checks, LONG(1))
         builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
         builder.position_at_end(away)
-        builder.call(builder.inttoptr(give_way, kind.as_pointer()), [])
+        builder.call(builder.inttoptr(sleep, kind.as_pointer()), [INT(NAP_US)])
         builder.branch(check)
         for value, block in ((LONG(0), before), (more, spin), (more, away)):
             checks.add_incoming(value, block)

@@ -423,11 +423,11 @@ def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, q
 
 
 @numba.njit(**FAST)
-def _wait(team, give_way, counter):
+def _wait(team, sleep, counter):
     """Wait until all threads of a team have arrived here; return the address of the next counter.
     Each is two integers: the next work item, and how many threads have no more work."""
     if team > 1:
-        wait_for_all(counter_at(counter + 8), team, give_way)
+        wait_for_all(counter_at(counter + 8), team, sleep)
     return counter + 16
 
 
@@ -450,20 +450,20 @@ def _gate_rows(counter, both, out):
 
 def _pool():
     """Return OpenMP's function that runs a parallel region on torch's threads (GNU's or Intel's),
-    and the addresses of those that count the threads of a region and let other programs run.
+    and the addresses of those that count the threads of a region and sleep.
     None and zeros without OpenMP."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
-        names = "GOMP_parallel", "omp_get_num_threads", "sched_yield"
-        enter, count, give_way = (getattr(ctypes.CDLL(library), name) for name in names)
+        names = "GOMP_parallel", "omp_get_num_threads", "usleep"
+        enter, count, sleep = (getattr(ctypes.CDLL(library), name) for name in names)
     except (OSError, AttributeError):
         return None, 0, 0
     enter.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
     enter.restype = None
-    return enter, *(ctypes.cast(one, ctypes.c_void_p).value for one in (count, give_way))
+    return enter, *(ctypes.cast(one, ctypes.c_void_p).value for one in (count, sleep))
 
 
-POOL, TEAM, GIVE_WAY = _pool()
+POOL, TEAM, SLEEP = _pool()
 
 
 class Kernel:
@@ -577,7 +577,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
         eps, scale, size = float_of(np.uint32(a[8])), float_of(np.uint32(a[9])), a[10]
         layers = numba.carray(pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
         parts = numba.carray(pointer(a[13]), (a[14], PART_FIELDS), np.int64)
-        team, give_way, counter = number_from(a[15]) if a[15] else 1, a[39], a[16]
+        team, sleep, counter = number_from(a[15]) if a[15] else 1, a[39], a[16]
         ids = numba.carray(pointer(a[17]), (n,), np.int64)
         embeddings = numba.carray(pointer(a[18]), (a[19], width), kind)
         positions = numba.carray(pointer(a[20]), (n,), np.int64)
@@ -612,12 +612,12 @@ def _compile(dtype: torch.dtype) -> Kernels:
             o_bias = numba.carray(pointer(own[9]), (width if own[9] else 0,), kind)
             both_bias = numba.carray(pointer(own[10]), (2 * inner if own[10] else 0,), kind)
             down_bias = numba.carray(pointer(own[11]), (width if own[11] else 0,), kind)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             more = addend if index else addend[:0]
             _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[4], qkv_bias, qkv)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             row, at = next_item(counter_at(counter)), 0
             while row < n:
                 while row >= parts[at, 1]:
@@ -633,7 +633,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
                 row = next_item(counter_at(counter))
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             item, at, before = next_item(counter_at(counter)), 0, 0
             while at < len(parts):
                 part = parts[at]
@@ -657,7 +657,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     attended[part[0] : part[1]],
                 )
                 item = next_item(counter_at(counter))
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _multiply_rows(
                 counter_at(counter),
                 heads * head_width,
@@ -666,17 +666,17 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 o_bias,
                 addend,
             )
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[6], both_bias, both)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
-            counter = _wait(team, give_way, counter)
+            counter = _wait(team, sleep, counter)
             _multiply_rows(counter_at(counter), inner, gated.ctypes.data, own[7], down_bias, addend)
-        counter = _wait(team, give_way, counter)
+        counter = _wait(team, sleep, counter)
         _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
-        counter = _wait(team, give_way, counter)
+        counter = _wait(team, sleep, counter)
         _multiply_rows(counter_at(counter), width, normed.ctypes.data, head, head_bias, logits)
 
     made = [Kernel(function) for function in (norm, rotate, attend, gate)]

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
-from ouroboros.engine.cpu_kernels import FEW, GIVE_WAY, PIECE, POOL, TEAM, kernels
+from ouroboros.engine.cpu_kernels import FEW, PIECE, POOL, SLEEP, TEAM, kernels
 from ouroboros.engine.eager import Eager, Part, make_room
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED
@@ -307,7 +307,7 @@ class Fused(Eager):
             *(self.cos.data_ptr(), self.sin.data_ptr(), len(self.cos), _start(kept), len(kept)),
             *(self.norm.data_ptr(), head.packed.address),
             *(_address(head.bias), head.packed.shape[0], logits.data_ptr()),
-            *(*self.addresses, GIVE_WAY),
+            *(*self.addresses, SLEEP),
             threads=threads,
         )
         return logits
