@@ -16,8 +16,7 @@ from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
-from ouroboros.bench.tasks.humaneval import STOP
-from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import composed
 from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
@@ -50,16 +49,16 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     torch.set_num_threads(options.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
-    tasks = [Prompts(path=path, stop=STOP) for path in paths]
     costs: Any = {made.about["name"]: made for made in map(load_costs, options.costs) if made}
     results = Path(options.results_dir)
     pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
     print(DURATION, file=sys.stderr)
-    on = []
-    for task in tasks:
+    on, limit = [], options.max_new
+    for path in paths:
+        spec = TaskSpec("prompts", {"path": path, "template": "auto"}, limit=options.limit)
+        task, examples = spec.for_tokenizer(pair.target.tokenizer).load()
         for temperature in options.temperatures:
             sampling = Sampling(seed=options.seed, temperature=temperature)
-            examples, limit = task.load()[: options.limit], options.max_new
             models = pair.target, pair.models
             bench = Bench(*models, task, examples, {}, limit, sampling=sampling)  # type: ignore[arg-type]
             on.append(tuning.record(bench))
