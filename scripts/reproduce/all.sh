@@ -27,12 +27,15 @@ both() {
   bench "$1_t08" temperature=0.8 "${@:2}"
 }
 
-# The headline: every decoder, 20 prompts x 128 tokens of HumanEval and GSM8K. 4 runs of 6 minutes.
+# The headline: every decoder, 20 prompts x 128 tokens of HumanEval, GSM8K and Spec-Bench. 6 runs of 6 minutes.
 headline() {
-  local every="decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,token_recycling,racer,ouroboros,ouroboros_text]"
-  both headline/humaneval "$every" task.limit=20 task.stride=8 max_new=128
-  have gsm8k_test.jsonl && both headline/gsm8k "$every" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" \
-    task.limit=20 task.stride=60 max_new=128
+  both headline/humaneval "$EVERY" task.limit=20 task.stride=8 max_new=128
+  beside gsm8k gsm8k_test.jsonl task.stride=60
+  beside specbench spec_bench_question.jsonl task.stride=24
+}
+EVERY="decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,token_recycling,racer,ouroboros,ouroboros_text]"
+beside() { # beside TASK FILE OPTIONS...
+  have "$2" && both "headline/$1" "$EVERY" "task=$1" "task.path=$DATA/$2" "${@:3}" task.limit=20 max_new=128
 }
 
 # Six tasks with their scores, 20 prompts x up to 256 tokens. 12 runs of 4 minutes.
