@@ -25,7 +25,7 @@ from omegaconf.errors import (
 
 import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
 from ouroboros.conf import FOLDER
-from ouroboros.instantiate import unknown
+from ouroboros.core.instantiate import unknown
 
 if TYPE_CHECKING:
     import pandas as pd

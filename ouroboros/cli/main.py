@@ -20,7 +20,7 @@ from typing import Any
 
 import ouroboros
 from ouroboros.conf import FOLDER
-from ouroboros.instantiate import unknown
+from ouroboros.core.instantiate import unknown
 
 COMMANDS = {
     "generate": "decode one prompt; colours show each token's source",

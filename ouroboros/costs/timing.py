@@ -19,13 +19,13 @@ from itertools import product
 import numpy as np
 import torch
 
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 IDS = 1000  # random tokens are drawn from ids below this
 CPU_BYTES = 512 << 20  # copy buffer: many times the largest cache

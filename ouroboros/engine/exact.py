@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo
 from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.masks import Layout
-from ouroboros.tree import TokenTree
 
 MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
 TEXT, NODES, DEPTH = 14, 12, 4  # of `check_exact`: tokens of the text, nodes and depth of the tree

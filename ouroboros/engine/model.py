@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ouroboros.core.select import TokenSelector, token_ids
+from ouroboros.core.tree import ROOT, TokenTree
 from ouroboros.engine.attention import KERNEL_NAME, attention_of, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, Eager, Part
@@ -31,8 +33,6 @@ from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
-from ouroboros.select import TokenSelector, token_ids
-from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:

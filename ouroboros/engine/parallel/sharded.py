@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ouroboros.core.select import Ranked, TokenSelector
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
 from ouroboros.engine.parallel.tree_split import Part, assign_owners, cut
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.select import Ranked, TokenSelector
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
 """A function (tokens fed, tokens before them) -> milliseconds of a call."""
