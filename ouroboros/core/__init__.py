@@ -1,1 +1,4 @@
-"""Trees, token selection and records of a run; imports no other folder of the package."""
+"""Trees, token selection, records of a run, and helpers for configs, text and compiled code.
+
+Nothing here imports another folder of the package.
+"""

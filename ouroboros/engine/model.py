@@ -224,7 +224,7 @@ class CachedModel(TreeModel):
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
         write the tree to the cache. `width` is the vocabulary size; for a draft model, at most the
         target's. Logits of `masked` ids are -inf. A trimmed head has fewer columns, whose ids are
-        in the attribute `head` of the logits (`select.Head`).
+        in the attribute `head` of the logits (`core.select.Head`).
 
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
         vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the
