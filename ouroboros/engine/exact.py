@@ -52,7 +52,7 @@ class Reach:
         return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
 
     def of_rows(self, rows: slice) -> Reach:
-        """Return the slots that some of the tokens attend to."""
+        """Return the slots that the tokens in `rows` attend to."""
         first = np.ascontiguousarray(self.first[:, rows])
         return Reach(self.lengths[rows], self.straight[rows], self.tails[rows], first)
 
