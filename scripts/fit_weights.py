@@ -49,7 +49,7 @@ CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 DEVELOPMENT = str(FOLDER / "task" / "development.jsonl")
 TEMPERATURES, MAX_NEW = (0.0, 0.8), 128
 HELD_OUT = 5
-NOISE = 0.12, 0.2
+NOISE = 0.12, 0.2  # in standard deviations of a matrix, for worse drafts
 ROUNDS = 2
 PENALTY = 1e-4  # L2 penalty added to the log loss, on the weights of standardised features
 
@@ -178,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("out", type=Path, help="the file to write")
     add("--prompts", default=DEVELOPMENT, help="JSONL (default: development text)")
-    noise = "noise levels of worse drafts"
+    noise = "noise of worse drafts, in standard deviations of their weights"
     add("--noise", type=float, nargs="*", default=NOISE, help=noise)
     add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")
     options = parser.parse_args(words)

@@ -40,6 +40,7 @@ FLAGS = {
 }
 """Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
 SWITCHES = ("race", "remake", "wide")
+"""Flags without a value."""
 CONFIGS = {"bench": "config", "profile": "profiling"}
 """The configs of commands, where they have another name."""
 USAGE = f"""\

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
 REMOVED = ("context_tokens", "exact", "draft_cost")
-"""Options that runs recorded before 0.9, and that are ignored."""
+"""Options in the run.json of versions before 0.9; they are ignored."""
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
