@@ -30,7 +30,7 @@ test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
 
-VERSIONED := -n auto --dist loadfile -m 'not slow' tests/test_generate.py tests/test_model_wrappers.py tests/audit tests/models \
+VERSIONED := -n auto --dist loadfile -m 'not slow' tests/integrations tests/audit tests/models \
 	$(addprefix tests/engine/test_,model.py fused.py static.py trial.py) tests/cli/test_main.py
 OLDEST := torch==2.11.0 transformers==5.17.0
 NEWEST := $(shell grep ^torch== constraints.txt) lm-eval[hf]

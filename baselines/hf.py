@@ -23,10 +23,10 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from ouroboros.core.processors import Processed
+from ouroboros.core.select import Sampler, TokenSelector, argmax
+from ouroboros.core.trace import DecodeTrace, StepRecord, cut
 from ouroboros.engine.model import CachedModel
-from ouroboros.processors import Processed
-from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.trace import DecodeTrace, StepRecord, cut
 
 Stop = Callable[[list[int]], int | None]
 LOG = logging.getLogger("transformers.generation.utils")

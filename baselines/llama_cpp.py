@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from ouroboros.baselines.hf import Stop, timed_steps
 
+from ouroboros.core.select import TokenSelector, argmax
+from ouroboros.core.trace import DecodeTrace
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector, argmax
-from ouroboros.trace import DecodeTrace
 
 
 class LlamaCpp:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.drafters.pool import check_range
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
 
 
 class PromptLookup:

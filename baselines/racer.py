@@ -13,9 +13,9 @@ from ouroboros.baselines import recycling
 from ouroboros.baselines.recycling import WIDTH, TokenRecycling
 from ouroboros.baselines.suffix_tree import END, SOURCE, Position, SuffixTree
 
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters.pool import check_range, token_ids
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Racer(TokenRecycling):

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 from ouroboros.baselines.suffix_tree import check_state
 
+from ouroboros.core.select import Ranked, TokenSelector
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
-from ouroboros.select import Ranked, TokenSelector
-from ouroboros.tree import TokenTree, TreeBuilder
 
 WIDTH = 8
 SOURCE = "recycled"

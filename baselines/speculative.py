@@ -8,7 +8,7 @@ arXiv 2305.09781). A draft token x, sampled from the draft model's distribution 
 probability min(1, p(x) / q(x)), where p is the target's distribution. After a rejection the next
 candidate is tested against the residual max(p - q, 0), normalised; if all are rejected, a token is
 sampled from the residual. The output has the target's distribution, but its tokens depend on the
-drafts; with shared noise (`ouroboros.select`) they do not.
+drafts; with shared noise (`ouroboros.core.select`) they do not.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from ouroboros.calls import Roll, Steps
+from ouroboros.core.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs
 from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
-from ouroboros.tree import TokenTree
 
 
 class Drawn(NamedTuple):

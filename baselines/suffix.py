@@ -16,12 +16,12 @@ from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, SOURCE, Position, SuffixTree, check_state
 
 from ouroboros.calls import Steps
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
 
 
 class Draft(NamedTuple):

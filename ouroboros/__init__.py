@@ -10,18 +10,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ouroboros.core.select import Sampler, argmax
+    from ouroboros.core.trace import DecodeTrace, StepRecord
+    from ouroboros.core.tree import TokenTree
     from ouroboros.decode import Drafter, decode
     from ouroboros.drafters.ouroboros import Ouroboros
     from ouroboros.drafters.ouroboros_paper import OuroborosPaper
     from ouroboros.drafters.pool import PhrasePool
     from ouroboros.engine.frozen import ModelChanged
     from ouroboros.engine.model import CachedModel
-    from ouroboros.generate import custom_generate, generate
+    from ouroboros.integrations.generate import custom_generate, generate
     from ouroboros.models.load import load
     from ouroboros.models.reference import ReferencePair, reference
-    from ouroboros.select import Sampler, argmax
-    from ouroboros.trace import DecodeTrace, StepRecord
-    from ouroboros.tree import TokenTree
 
 __version__ = "0.9.0"
 
@@ -33,12 +33,12 @@ _MODULES = {
     "PhrasePool": "drafters.pool",
     "CachedModel": "engine.model",
     "ModelChanged": "engine.frozen",
-    **dict.fromkeys(("custom_generate", "generate"), "generate"),
+    **dict.fromkeys(("custom_generate", "generate"), "integrations.generate"),
     "load": "models.load",
     **dict.fromkeys(("ReferencePair", "reference"), "models.reference"),
-    **dict.fromkeys(("Sampler", "argmax"), "select"),
-    **dict.fromkeys(("DecodeTrace", "StepRecord"), "trace"),
-    "TokenTree": "tree",
+    **dict.fromkeys(("Sampler", "argmax"), "core.select"),
+    **dict.fromkeys(("DecodeTrace", "StepRecord"), "core.trace"),
+    "TokenTree": "core.tree",
 }
 __all__ = list(_MODULES)
 
@@ -57,8 +57,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Module type that keeps the functions `ouroboros.decode` and `ouroboros.generate`: importing
-    the submodules of the same names would replace them."""
+    """Module type that keeps the function `ouroboros.decode`: importing the submodule of the same
+    name would replace it."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

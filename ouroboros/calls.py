@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ouroboros.core.select import NO_CHOICE, TokenSelector, TopKRecorder
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import NO_CHOICE, TokenSelector, TopKRecorder
-from ouroboros.tree import TokenTree
 
 
 class Request(NamedTuple):

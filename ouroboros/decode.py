@@ -23,11 +23,11 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ouroboros.calls import Steps, alone, jointly, predict
+from ouroboros.core.select import NO_CHOICE, Ranked, TokenSelector, TopKRecorder, argmax
+from ouroboros.core.trace import DecodeTrace, StepRecord
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import NO_CHOICE, Ranked, TokenSelector, TopKRecorder, argmax
-from ouroboros.trace import DecodeTrace, StepRecord
-from ouroboros.tree import TokenTree
 
 
 @runtime_checkable

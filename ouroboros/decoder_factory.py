@@ -12,15 +12,21 @@ from typing import Protocol, runtime_checkable
 
 import yaml
 
-from ouroboros import vocab
 from ouroboros.conf import FOLDER as CONF
+from ouroboros.core.instantiate import (
+    check_arguments,
+    find_class,
+    instantiate,
+    parameters_of,
+    unknown,
+)
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.trace import DecodeTrace
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
 from ouroboros.drafters.pool import load_state
 from ouroboros.engine.model import CachedModel
-from ouroboros.instantiate import check_arguments, find_class, instantiate, parameters_of, unknown
-from ouroboros.select import TokenSelector
-from ouroboros.trace import DecodeTrace
+from ouroboros.models import vocab
 
 FOLDER = CONF / "decoder"
 OBJECTS = {"draft", "pool"}  # given by name in a config: a model, a file

@@ -21,8 +21,8 @@ from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.decoder_factory import decoder_settings
 from ouroboros.engine.model import CachedModel
-from ouroboros.generate import DRAFT_CONTEXT, CustomGenerate
-from ouroboros.model_wrappers import Model
+from ouroboros.integrations.generate import DRAFT_CONTEXT, CustomGenerate
+from ouroboros.integrations.model_wrappers import Model
 from ouroboros.models.load import model_path
 
 try:

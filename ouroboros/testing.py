@@ -20,11 +20,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ouroboros.calls import Steps
+from ouroboros.core.select import Sampler, TokenSelector, argmax
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
 
 VOCAB, CONTEXT, MAX_NEW = 13, 64, 40
 

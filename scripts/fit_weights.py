@@ -31,6 +31,7 @@ from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import composed
+from ouroboros.core.select import Sampler, TokenSelector, argmax
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
 from ouroboros.drafters.draft_tree.candidates import MODELS, Weights, list_options
@@ -39,8 +40,7 @@ from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.vocab import eos_ids
+from ouroboros.models.vocab import eos_ids
 
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """Draft calls cost almost nothing, so the draft model scores almost every accepted node."""

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.models.load import model_path
-from ouroboros.standin import embed, shape
+from ouroboros.models.standin import embed, shape
 
 CARD = """# Stand-in of shape {shape}
 

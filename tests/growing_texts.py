@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
-from ouroboros.tree import TokenTree
 
 RANKS = 6
 

@@ -10,9 +10,9 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.core.trace import StepRecord
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import CostModel, Costs, Surface
-from ouroboros.trace import StepRecord
-from ouroboros.tree import TokenTree
 
 
 def step(drafted: int, accepted: int, *, new=None, draft_calls=0, scored=None, times=(0, 1, 0)):

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
+from ouroboros.core.select import argmax
+from ouroboros.core.trace import DecodeTrace
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.trace import DecodeTrace
-from ouroboros.tree import TokenTree
 
 
 def first(tree: TokenTree, count: int) -> TokenTree:

@@ -15,11 +15,11 @@ from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
 from tiny import CONTEXT, SIZES, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
-from ouroboros.select import Sampler, argmax
-from ouroboros.tree import TokenTree
 
 ONE_BY_ONE = {
     **dict.fromkeys(["gemma2", "vaultgemma", "gpt_oss", "gptj", "codegen"], "eager"),

@@ -17,12 +17,12 @@ from quick import mostly_slow
 from tiny import CONTEXT, FAMILIES, VOCAB, RandomDrafter, cut, llama, noisy, plain, prompt_of
 
 from ouroboros.bench.run.tree_recorder import Recorder
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.core.trace import DecodeTrace
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel
-from ouroboros.select import Sampler, argmax
-from ouroboros.trace import DecodeTrace
-from ouroboros.tree import TokenTree
 
 TREES = {"llama": 5_200, "gpt2": 3_200, "mistral": 1_000, "gemma3": 600}
 QUICK = [("llama", 500), ("gpt2", 250), ("mistral", 150), ("gemma3", 200)]

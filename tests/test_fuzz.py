@@ -1,8 +1,8 @@
 """Generation options x batches x architectures x decoders against transformers' own generation.
 
 The greedy text of every draw is transformers' own; the sampled text is that of standard decoding
-with the same noise, which tests/test_select.py compares with transformers' processors. `make test`
-takes a few of the 500 draws of `make test-all`.
+with the same noise, which tests/core/test_select.py compares with transformers' processors. `make
+test` takes a few of the 500 draws of `make test-all`.
 """
 
 from __future__ import annotations

@@ -14,18 +14,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    *("instantiate", "jit", "noise", "ranking", "detokenizer", "tree", "trace", "select"),
-    *("engine", "vocab", "calls", "decode", "processors", "models", "standin", "costs"),
-    *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
-    *("generate", "testing"),
+    *("core", "engine", "models.vocab", "calls", "decode", "models", "costs"),
+    *("audit", "drafters", "baselines", "decoder_factory", "integrations", "testing"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
     *("bench.replay", "bench.report", "tuning", "cli", "__main__"),
 )
 WITHOUT_TORCH = (
-    *("tree", "trace", "costs.surface", "costs.costs"),
+    *("core.tree", "core.trace", "costs.surface", "costs.costs"),
     *("drafters.pool", "drafters.draft_tree"),
 )
-METHOD = ("tree", "select", "engine", "calls", "decode", "costs", "audit", "drafters")
+METHOD = ("core", "engine", "calls", "decode", "costs", "audit", "drafters")
 
 
 def modules() -> dict[str, Path]:

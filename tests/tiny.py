@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from quick import mostly_slow as mostly_slow
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -19,13 +21,14 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
 
 VOCAB = 13
 CONTEXT = 64
@@ -242,3 +245,9 @@ class TableModel(TreeModel):
         sequence.forwards += 1
         sequence.scored += len(tree)
         return torch.stack([self.row(before + path) for path in paths])
+
+
+def tokenizer(count: int, **renamed: int) -> PreTrainedTokenizerFast:
+    """Ids 0 ... count - 1 as words w0, w1, ...; `renamed` gives an id another word."""
+    words = {f"w{i}": i for i in range(count) if i not in renamed.values()} | renamed
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))

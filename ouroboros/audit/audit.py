@@ -23,10 +23,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.audit.reference_forward import own_attention, plain_logits, recast
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
 
 Verdict = Literal[
     "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"

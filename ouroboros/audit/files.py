@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ouroboros import vocab
 from ouroboros.audit.audit import Auditor
 from ouroboros.audit.report import Row
+from ouroboros.core.select import argmax
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
+from ouroboros.models import vocab
 
 
 def audit_files(

@@ -20,7 +20,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import rebuild, score, short_path
 from ouroboros.cli.common import check_syntax, composed, parsed
-from ouroboros.vocab import eos_ids
+from ouroboros.models.vocab import eos_ids
 
 
 def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:

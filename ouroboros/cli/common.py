@@ -25,7 +25,7 @@ from omegaconf.errors import (
 
 import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
 from ouroboros.conf import FOLDER
-from ouroboros.instantiate import unknown
+from ouroboros.core.instantiate import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,9 +90,9 @@ def check_syntax(command: str, arguments: Sequence[str]) -> None:
 
 
 def quoted(override: str) -> str:
-    """Return an override NAME=VALUE with a path in quotes and its leading ~ expanded: Hydra could
-    not parse it or would read it as a number. In stop strings, expand the escapes \\n, \\t and \\r,
-    which shells leave as they are. Lists, sweeps and other arguments are unchanged.
+    """Quote the value of an override NAME=VALUE if it is a path, which Hydra may not parse or may
+    read as a number, and expand its leading ~. In stop strings, expand the escapes \\n, \\t and
+    \\r, which shells leave as they are. Lists, sweeps and other arguments are unchanged.
 
     >>> quoted("results_dir=2026_11_27"), quoted("task.path=a(1).txt"), quoted("task.limit=3")
     ("results_dir='2026_11_27'", "task.path='a(1).txt'", 'task.limit=3')

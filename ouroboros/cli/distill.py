@@ -18,13 +18,13 @@ from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import print_table
 from ouroboros.cli.options import DistillOptions
+from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import Costs
 from ouroboros.decode import decode
 from ouroboros.decoder_factory import make_decoder
 from ouroboros.engine.model import CachedModel
-from ouroboros.instantiate import check_whole
 from ouroboros.models import distill as distilling
-from ouroboros.vocab import eos_ids
+from ouroboros.models.vocab import eos_ids
 
 LONGEST = 8  # draft tokens of a predicted step
 RACED = ("greedy", "speculative", "ouroboros")

@@ -28,11 +28,11 @@ from ouroboros.bench.run.run import build
 from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.options import GenerateOptions
+from ouroboros.core.detokenizer import Detokenizer
+from ouroboros.core.trace import first_mismatch
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.decoder_factory import decoder_config
-from ouroboros.detokenizer import Detokenizer
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import first_mismatch
 
 WARM_UP_TOKENS = 16
 DRAFTED = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import ouroboros
 from ouroboros.conf import FOLDER
-from ouroboros.instantiate import unknown
+from ouroboros.core.instantiate import unknown
 
 COMMANDS = {
     "generate": "decode one prompt; colours show each token's source",
@@ -40,6 +40,7 @@ FLAGS = {
 }
 """Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
 SWITCHES = ("race", "remake", "wide")
+"""Flags without a value."""
 CONFIGS = {"bench": "config", "profile": "profiling"}
 """The configs of commands, where they have another name."""
 USAGE = f"""\

@@ -22,10 +22,10 @@ from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import known, print_table
 from ouroboros.cli.options import ReplayOptions
+from ouroboros.core.detokenizer import text_of
+from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
-from ouroboros.detokenizer import text_of
-from ouroboros.instantiate import check_whole
 
 UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
 NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"

@@ -20,8 +20,8 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import composed
 from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
+from ouroboros.core.instantiate import check_whole
 from ouroboros.decoder_factory import check_decoders, needs_draft
-from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 

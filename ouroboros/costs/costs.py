@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from ouroboros.core.trace import StepRecord
 from ouroboros.costs.surface import Footprint, Surface
-from ouroboros.trace import StepRecord
 
 if TYPE_CHECKING:
     from ouroboros.engine.model import CachedModel

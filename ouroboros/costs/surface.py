@@ -1,7 +1,8 @@
 """The cost of one call of a model: a `Surface` has its milliseconds by nodes and context length, a
 `Footprint` the bytes that it reads.
 
-Invariant: calls larger than those measured are extrapolated, unless a single size is known.
+Invariant: calls larger than those measured are extrapolated; if a single size was measured, they
+raise `ValueError`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ class Surface:
         return float(self.calls_ms([nodes], context)[0])
 
     def calls_ms(self, nodes: Sequence[float] | np.ndarray, context: float) -> np.ndarray:
-        """Return the milliseconds of calls of ascending sizes, [nodes], by bilinear interpolation.
+        """Return the milliseconds of calls by bilinear interpolation, [calls]; `nodes` are their
+        sizes, in ascending order.
 
         Contexts outside the table cost as much as the nearest one in it, and sizes below the
-        smallest as much as the smallest. Larger sizes than those in the table grow in cost as in
-        the upper half of them. Raises `ValueError` for calls without nodes, and for calls beyond a
-        table with a single size.
+        smallest as much as the smallest. Above the largest size, each further node costs as much
+        as a node in the upper half of the sizes. Raises `ValueError` for calls without nodes, and
+        for calls larger than the only size in the table.
 
         >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).calls_ms([32, 128, 192], 9)
         array([10., 20., 30.])

@@ -19,13 +19,13 @@ from itertools import product
 import numpy as np
 import torch
 
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs.surface import Footprint, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 IDS = 1000  # random tokens are drawn from ids below this
 CPU_BYTES = 512 << 20  # copy buffer: many times the largest cache
@@ -52,8 +52,8 @@ def time_calls(
     after each context. No round begins after `limit_s` seconds. Each size has one untimed warm-up
     call. A context is the number of tokens of the sequence, including the tree's root. There is no
     prefill: times do not depend on the values in the cache. If an engine pads trees and all its
-    sizes up to the largest are timed, the surface is `padded`. Empties the
-    models' caches. Raises `ValueError` if a context and tree exceed a model's positions.
+    sizes up to the largest are timed, the surface is `padded`. Empties the models' caches. Raises
+    `ValueError` if a context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), time.perf_counter()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -69,7 +69,7 @@ def time_calls(
         )
     vocab = min(IDS, *(model.vocab_size for model in models))
     text = [draw.randrange(vocab) for _ in range(contexts[-1])]
-    once, (target, *rest) = list(trees), models
+    sizes, (target, *draft) = list(trees), models
     times: defaultdict[tuple, list[float]] = defaultdict(list)
 
     def call_ms(model: CachedModel, sequence: CachedSequence, size: int, context: int) -> float:
@@ -91,10 +91,10 @@ def time_calls(
         for context in contexts:
             sequences = {m: m.new_sequence(cached=text[: context - 1]) for m in models}
             for _ in range(repeats):
-                drafts = draw.sample(2 * once, 2 * len(once))
-                steps = zip(draw.sample(once, len(once)), drafts[::2], drafts[1::2], strict=True)
+                drafts = draw.sample(2 * sizes, 2 * len(sizes))
+                steps = zip(draw.sample(sizes, len(sizes)), drafts[::2], drafts[1::2], strict=True)
                 for step in steps:
-                    for model, size in zip((target, *rest, *rest), step, strict=False):
+                    for model, size in zip((target, *draft, *draft), step, strict=False):
                         own = call_ms(model, sequences[model], size, context)
                         times[model, context, size].append(own)
             on_visit()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters.pool import CONTEXT, PhrasePool, check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Window:

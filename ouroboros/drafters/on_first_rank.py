@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ouroboros.calls import Steps
+from ouroboros.core.select import Ranked, TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Drafter, DrafterCapabilities, proposed
 from ouroboros.engine.parallel.ranks import Ranks
-from ouroboros.select import Ranked, TokenSelector
-from ouroboros.tree import TokenTree
 
 SENT = ("tokens", "parents", "probe", "read")
 

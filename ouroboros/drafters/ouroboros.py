@@ -18,6 +18,9 @@ from typing import Literal
 import numpy as np
 
 from ouroboros.calls import Bid, Steps, predict
+from ouroboros.core.select import Ranked, TokenSelector, TopKRecorder, argmax
+from ouroboros.core.trace import StepRecord
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.drafters.arms import Arm, Arms
 from ouroboros.drafters.draft_tree.candidates import Weights
@@ -29,9 +32,6 @@ from ouroboros.drafters.step_times import LONG_READ, StepTimes
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import Ranked, TokenSelector, TopKRecorder, argmax
-from ouroboros.trace import StepRecord
-from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off

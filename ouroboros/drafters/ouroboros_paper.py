@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ouroboros.calls import Steps
+from ouroboros.core.select import TokenSelector, argmax
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.decode import Decoding, NoDistribution
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool, check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector, argmax
-from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class OuroborosPaper:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.trace import StepRecord
+from ouroboros.core.trace import StepRecord
 
 LONG_READ = 16  # reading up to this many uncached tokens before a draft call counts as free
 DECAY = 0.96  # factor on earlier steps at each new one

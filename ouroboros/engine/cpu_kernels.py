@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numba import types
 
+from ouroboros.core.jit import cache_folder, cached_in, compile_now
 from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
     COLUMNS,
@@ -46,7 +47,6 @@ from ouroboros.engine.cpu_intrinsics import (
     weigh_line,
     weigh_tile,
 )
-from ouroboros.jit import cache_folder, cached_in, compile_now
 
 HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])

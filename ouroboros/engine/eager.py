@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo, SlotCache, cache_argument
 from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.engine.prepack import PackedWeights
-from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # more uncached tokens are fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reuse

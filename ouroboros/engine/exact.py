@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo
 from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.masks import Layout
-from ouroboros.tree import TokenTree
 
 MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
 TEXT, NODES, DEPTH = 14, 12, 4  # of `check_exact`: tokens of the text, nodes and depth of the tree
@@ -52,7 +52,7 @@ class Reach:
         return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
 
     def of_rows(self, rows: slice) -> Reach:
-        """Return the slots that some of the tokens attend to."""
+        """Return the slots that the tokens in `rows` attend to."""
         first = np.ascontiguousarray(self.first[:, rows])
         return Reach(self.lengths[rows], self.straight[rows], self.tails[rows], first)
 

@@ -4,7 +4,7 @@ A call alternates matrix products with packed weights (`ouroboros.engine.prepack
 (`ouroboros.engine.cpu_kernels`), so it spends almost all its time reading weights. In both, a row's
 result does not depend on the other rows. So these calls are always exact: a token's logits are
 bitwise identical in every call. If our own kernel can multiply all packed weights, a call of up to
-64 rows is a single kernel, without Python between its steps.
+128 rows is a single kernel, without Python between its steps.
 
 `fuse` recognises models that are built like Llama and compares their logits with those of
 transformers' modules; for any other model it returns None. The model is unchanged: small weights
@@ -118,7 +118,8 @@ class Share(NamedTuple):
     written: int = 0  # rows of this call that are in the slots already
 
     def within(self, rows: slice) -> Share:
-        """Return the share of the call's `rows`, numbered from their first; it may be empty."""
+        """Return the part of this share in a smaller call that feeds only `rows`; it may be
+        empty. Its `fed` counts from the first of them."""
         start = max(self.fed.start, rows.start)
         stop = max(start, min(self.fed.stop, rows.stop))
         own = slice(start - self.fed.start, stop - self.fed.start)
@@ -169,6 +170,8 @@ class Fused(Eager):
             self.table = np.array(rows, dtype=np.int64)
 
     def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """See `Eager.call`. The inputs of the kernel that runs the whole model are prepared in
+        NumPy, which takes less time than torch."""
         if self.table is None:
             return super().call(parts, token)
         self.forwards += 1
@@ -190,8 +193,9 @@ class Fused(Eager):
     def _by_kernel(
         self, ids: np.ndarray, positions: np.ndarray, shares: Sequence[Share], kept: np.ndarray
     ) -> torch.Tensor:
-        """Return the logits of the rows `kept` (indices), [rows, vocab], with the kernel that runs
-        the whole model, for up to `MOST` rows at a time. All arrays are int64."""
+        """Return the logits of the rows `kept` (ascending indices), [kept, vocab]. The kernel that
+        runs the whole model is called with up to `MOST` rows at a time. `ids` and `positions` are
+        [rows]; all arrays are int64."""
         n, logits = len(ids), list[torch.Tensor]()
         if n <= MOST:
             return self._in_one_kernel(ids, positions, shares, kept)
@@ -280,7 +284,7 @@ class Fused(Eager):
     def _in_one_kernel(
         self, ids: np.ndarray, positions: np.ndarray, shares: Sequence[Share], kept: np.ndarray
     ) -> torch.Tensor:
-        """Do `_by_kernel` for up to `MOST` rows."""
+        """Return what `_by_kernel` does, by one call of the kernel with up to `MOST` rows."""
         table, head, shape = self.table, self.head, self.info.layers[0]
         assert table is not None
         self._extend_angles(int(positions.max()))

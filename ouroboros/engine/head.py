@@ -21,8 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from ouroboros.core.select import NO_CHOICE, Head
 from ouroboros.engine.loading import of_tokenizer
-from ouroboros.select import NO_CHOICE, Head
 
 FILE = "head_ids.json"
 DraftHead = int | Literal["auto"] | Sequence[int] | None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ouroboros.trace import first_mismatch
+from ouroboros.core.trace import first_mismatch
 
 HUB = "give a hub id you can reach, or a folder with config.json, weights and tokenizer"
 SHARED = {"cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder"}

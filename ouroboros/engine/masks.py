@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo
-from ouroboros.tree import TokenTree
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
 

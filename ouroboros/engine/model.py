@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ouroboros.core.select import TokenSelector, token_ids
+from ouroboros.core.tree import ROOT, TokenTree
 from ouroboros.engine.attention import KERNEL_NAME, attention_of, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, Eager, Part
@@ -31,8 +33,6 @@ from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.trial import why_not_jointly
-from ouroboros.select import TokenSelector, token_ids
-from ouroboros.tree import ROOT, TokenTree
 
 
 def one_at_a_time(call: Callable) -> Callable:
@@ -224,7 +224,7 @@ class CachedModel(TreeModel):
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
         write the tree to the cache. `width` is the vocabulary size; for a draft model, at most the
         target's. Logits of `masked` ids are -inf. A trimmed head has fewer columns, whose ids are
-        in the attribute `head` of the logits (`select.Head`).
+        in the attribute `head` of the logits (`core.select.Head`).
 
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
         vocabulary, which only draft models meet, are fed as id 0. The logits are valid until the

@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ouroboros.core.select import Head, TokenSelector
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import SlotCache
-from ouroboros.select import Head, TokenSelector
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
 
 
 class ModelCounters(NamedTuple):

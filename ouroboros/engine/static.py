@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ouroboros.core.tree import ROOT
 from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
@@ -30,7 +31,6 @@ from ouroboros.engine.eager import MOST_HELD, Eager, Part, make_room
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
 from ouroboros.engine.triton_attention import block_tokens
-from ouroboros.tree import ROOT
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256

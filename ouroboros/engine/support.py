@@ -20,9 +20,9 @@ import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import LayerShape, ModelInfo, cache_argument, logit_error, tolerance
 from ouroboros.engine.masks import Layout, dense
-from ouroboros.tree import TokenTree
 
 LENGTH, DECOYS = 40, 6  # tokens of the trial; decoys at the root and half-way
 TRIAL_WINDOW = 2  # shorter than the trial's sequence

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import torch
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import logit_error
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import Static
-from ouroboros.tree import TokenTree
 
 TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
 

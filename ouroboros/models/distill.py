@@ -33,12 +33,12 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from ouroboros.core.select import Sampler, TokenSelector, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Decoding, RootOnly, begin, together
 from ouroboros.engine.head import FILE
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.tree import TokenTree
-from ouroboros.vocab import eos_ids
+from ouroboros.models.vocab import eos_ids
 
 TEMPERATURES = 0.0, 0.8
 TOP = 32  # recorded tokens at each position

@@ -24,8 +24,8 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import wants_costs
+from ouroboros.models.vocab import eos_ids
 from ouroboros.tuning.search import SPACES, random_settings, search
-from ouroboros.vocab import eos_ids
 
 FINALISTS = 3
 SEARCHES = "searches.jsonl"

@@ -33,10 +33,10 @@ from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.prompts import PromptBuilder
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import ROOT
 from ouroboros.costs import Costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import ROOT
 
 REFERENCE = ("SmolLM2-135M-Instruct", "reference/target", "reference/draft")
 TIE = 0.5  # largest score difference that half precision may reverse

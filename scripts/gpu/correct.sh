@@ -9,5 +9,5 @@ step correct lossless "$PYTHON" scripts/gpu/checks.py lossless \
   $RESULTS/correct/{float32,float32_sampled,bfloat16}
 step correct kernels "$PYTHON" -m pytest -p no:cacheprovider tests/engine/test_triton.py
 step correct tests "$PYTHON" -m pytest -m gpu -p no:cacheprovider tests/engine \
-  tests/test_select.py
+  tests/core/test_select.py
 finish

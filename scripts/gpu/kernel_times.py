@@ -20,11 +20,11 @@ from shapes import load_shapes
 from torch.profiler import ProfilerActivity, profile
 
 from ouroboros import Ouroboros
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs.timing import copy_bandwidth, random_tree
 from ouroboros.decode import Drafter, RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 CALLS = (("target", 1), ("target", 24), ("draft", 1), ("draft", 48))
 CONTEXT = 512

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from ouroboros import standin
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.costs import Footprint
 from ouroboros.engine.quantised import bytes_of, stored_bytes
 from ouroboros.engine.static import NODES, padded_slots
+from ouroboros.models import standin
 
 ROLES = ("target", "draft")
 NO_GPU = "error: no GPU: torch.cuda.is_available() is False (REHEARSE=1 rehearses on a CPU)"

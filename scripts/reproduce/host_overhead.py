@@ -25,11 +25,11 @@ import ouroboros
 from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
+from ouroboros.core.select import Ranked, TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import UNTIMED
 from ouroboros.decode import Decoding, begin, together
 from ouroboros.decoder_factory import decoder_config, decoder_factories
-from ouroboros.select import Ranked, TokenSelector
-from ouroboros.tree import TokenTree
 
 DECODERS = ["greedy", "speculative", "lookahead", "prompt_lookup", "ouroboros", "ouroboros_paper"]
 CONTEXTS = [512, 2048, 8192]

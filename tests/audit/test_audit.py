@@ -14,9 +14,9 @@ from tiny import CONTEXT, by_modules, gpt2, llama, mostly_slow, noisy, plain, pr
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit import audit
 from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
+from ouroboros.core.select import Sampler, argmax
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
-from ouroboros.select import Sampler, argmax
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
 MAX_NEW = 30

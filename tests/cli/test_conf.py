@@ -9,16 +9,17 @@ from composing import ROOT, composed, names
 from hydra.utils import get_class
 from tiny import mostly_slow
 
-from ouroboros import Ouroboros, argmax, standin, vocab
+from ouroboros import Ouroboros, argmax
 from ouroboros.bench.run.config import REMOVED, RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
+from ouroboros.core.instantiate import find_class
 from ouroboros.decoder_factory import decoder_factories
 from ouroboros.drafters.pool import save_state
-from ouroboros.instantiate import find_class
+from ouroboros.models import standin, vocab
 
 
 def test_the_main_job_compares_on_the_reference_pair():
@@ -170,7 +171,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     options += ["model.dtype=float32", "results_dir=2026_11_27", "decoder.ouroboros.adapt=false"]
     code, out, err = run_bench(*options, plot=True)
     assert code == 0, err
-    assert logging.getLogger("ouroboros.jit").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("ouroboros.core.jit").isEnabledFor(logging.WARNING)
     assert "2 prompts: too few to say which decoder is faster (at least 8)" in out
     document = json.loads(out.splitlines()[-1])
     assert document["finished"] and document["samples"] == 6

@@ -9,8 +9,8 @@ import pytest
 from composing import ROOT
 
 from ouroboros.bench.metrics.sample import Sample
+from ouroboros.core.trace import StepRecord
 from ouroboros.costs import NAMES, CostModel, Costs, Footprint, Surface
-from ouroboros.trace import StepRecord
 
 SURFACE = Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}})
 

@@ -25,11 +25,11 @@ from parts import run_peer
 from tiny import CONTEXT, StepLog, cut, llama, mistral, mostly_slow, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Drafter, begin, decode, together
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, argmax
-from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))  # draft calls nearly for nothing

@@ -12,8 +12,8 @@ from parts import run_peer
 from transformers import LlamaForCausalLM
 
 from ouroboros import CachedModel, decode
+from ouroboros.core.select import Sampler
 from ouroboros.models.load import model_path
-from ouroboros.select import Sampler
 
 
 def test_a_missing_package_or_file_is_one_line(monkeypatch) -> None:

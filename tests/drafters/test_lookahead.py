@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import StepLog, llama, plain, prompt_of
 
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import decode
 from ouroboros.drafters.lookahead import Lookahead, Window
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 
 @pytest.fixture(scope="module")

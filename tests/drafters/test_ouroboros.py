@@ -11,15 +11,15 @@ from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor, Tem
 
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.calls import alone
+from ouroboros.core.processors import Processed
+from ouroboros.core.select import Sampler, argmax
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.sharded import GatheringSelector
-from ouroboros.generate import token_selector
-from ouroboros.processors import Processed
-from ouroboros.select import Sampler, argmax
+from ouroboros.integrations.generate import token_selector
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)

@@ -8,12 +8,12 @@ import pytest
 from tiny import StepLog, prompt_of
 
 from ouroboros.calls import alone
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode, proposed
 from ouroboros.drafters.ouroboros_paper import OuroborosPaper
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 

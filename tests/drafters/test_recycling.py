@@ -7,8 +7,8 @@ import pytest
 from ouroboros.baselines import Racer, TokenRecycling
 from ouroboros.baselines.recycling import PATHS, template
 
-from ouroboros.select import Ranked, argmax
-from ouroboros.tree import TokenTree
+from ouroboros.core.select import Ranked, argmax
+from ouroboros.core.tree import TokenTree
 
 
 def ranked(ids: list[list[int]], shares: list[list[float]] | None = None) -> Ranked:

@@ -12,9 +12,9 @@ from ouroboros.baselines import Speculative
 from scipy.stats import chisquare
 from tiny import TableModel, llama, mostly_slow, noisy, prompt_of
 
+from ouroboros.core.select import NO_CHOICE, Head, Sampler
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import NO_CHOICE, Head, Sampler
 
 IDS, LENGTH, RUNS = 4, 3, 3000
 SETTINGS = [

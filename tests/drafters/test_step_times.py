@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from ouroboros.core.trace import StepRecord
 from ouroboros.drafters.step_times import PLAIN_MS, StepTimes
-from ouroboros.trace import StepRecord
 
 TARGET = [10.0 + 0.2 * n for n in range(64)]  # milliseconds of 1, 2, ... nodes
 DRAFT = [2.0 + 0.1 * n for n in range(64)]

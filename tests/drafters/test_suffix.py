@@ -11,9 +11,9 @@ from ouroboros.baselines.suffix import branches, chain
 from ouroboros.baselines.suffix_tree import END, SuffixTree
 
 from ouroboros.calls import alone
+from ouroboros.core.select import argmax
 from ouroboros.decode import proposed
 from ouroboros.engine.sequence import TreeModel
-from ouroboros.select import argmax
 
 
 def grown(texts: list[list[int]], depth: int = 6, **changes) -> SuffixTree:

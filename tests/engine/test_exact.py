@@ -16,11 +16,11 @@ from tiny import RandomDrafter, build, llama, mostly_slow, noisy, prompt_of, ran
 from transformers import LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros.core.select import Argmax, Sampler
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.exact import Reach, attend, check_exact
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import Packed
-from ouroboros.select import Argmax, Sampler
-from ouroboros.tree import TokenTree
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = (torch.float32, torch.bfloat16)

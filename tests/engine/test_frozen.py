@@ -11,9 +11,9 @@ from tiny import VOCAB, Session, gemma3, llama, plain, prompt_of
 from torch import nn
 
 from ouroboros import CachedModel, ModelChanged, decode, generate
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly
 from ouroboros.engine.cache import logit_error, tolerance
-from ouroboros.tree import TokenTree
 
 WIDE = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 32, "num_hidden_layers": 2}
 PROMPT = prompt_of(9)

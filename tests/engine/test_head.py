@@ -14,9 +14,9 @@ from tiny import VOCAB, Session, llama, noisy, prompt_of, random_tree
 
 from ouroboros import CachedModel, Ouroboros, decode, generate
 from ouroboros.bench.run.pair import PairSpec, load_model
+from ouroboros.core.select import all_ids, argmax
 from ouroboros.costs.timing import footprint
-from ouroboros.select import all_ids, argmax
-from ouroboros.vocab import check_pair
+from ouroboros.models.vocab import check_pair
 
 HEAD = [12, 1, 7, 4, 9, 5]
 

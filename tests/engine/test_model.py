@@ -12,12 +12,12 @@ from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
 from transformers import DynamicCache, LlamaConfig
 
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.cache import LayerShape, SlotCache
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 FORK = TokenTree((5, 1, 2, 3, 4, 6), (-1, 0, 1, 0, 3, 1))
 

@@ -9,12 +9,12 @@ import torch
 from parts import InParts, first, in_parts
 from tiny import FAMILIES, VOCAB, RandomDrafter, llama, mostly_slow, prompt_of, random_tree, session
 
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import eager
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.static import NODES
-from ouroboros.select import Sampler, argmax
-from ouroboros.tree import TokenTree
 
 ENGINES = ["eager", "static"]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]

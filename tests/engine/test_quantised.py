@@ -14,10 +14,11 @@ from parts import InParts
 from tiny import RandomDrafter, gpt2, llama, mostly_slow, plain, prompt_of
 from transformers import TorchAoConfig
 
-from ouroboros import CachedModel, Ouroboros, standin
+from ouroboros import CachedModel, Ouroboros
 from ouroboros.audit.audit import Auditor
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.core.select import argmax
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import (
@@ -27,7 +28,7 @@ from ouroboros.engine.quantised import (
     quantised_by,
     stored_bytes,
 )
-from ouroboros.select import argmax
+from ouroboros.models import standin
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
 MAX_NEW = 30

@@ -19,6 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.attention import KERNEL_NAME
@@ -32,9 +34,7 @@ from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static
 from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import HEAD
-from ouroboros.generate import token_selector
-from ouroboros.select import Sampler, argmax
-from ouroboros.tree import TokenTree
+from ouroboros.integrations.generate import token_selector
 
 CACHE = SimpleNamespace(set_length=lambda length: None)
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
@@ -84,7 +84,8 @@ def test_graphs_replay_what_calls_would_do():
 def graphed(monkeypatch):
     """Makes a model whose calls are captured and replayed on a CPU, `torch.cuda` pretended."""
     pretend(monkeypatch)
-    monkeypatch.setattr("ouroboros.select._best", lambda scores: scores.argmax(-1))  # not NumPy's
+    by_torch = "ouroboros.core.select._best", lambda scores: scores.argmax(-1)
+    monkeypatch.setattr(*by_torch)
 
     def make(model) -> CachedModel:
         cached = CachedModel(model, engine="static")

@@ -20,12 +20,12 @@ import pytest
 import torch
 from quick import mostly_slow
 
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine import triton_attention, triton_products
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.cache import LayerShape, ModelInfo, SharedSlots
 from ouroboros.engine.masks import Layout, additive, dense
 from ouroboros.engine.tables import pack_jointly, unpack_jointly
-from ouroboros.tree import TokenTree
 
 ON_GPU = torch.cuda.is_available()
 TRITON = triton_attention.triton is not None and os.environ.get("TRITON_INTERPRET") != "1"

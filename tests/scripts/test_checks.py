@@ -15,7 +15,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs, Footprint, Surface
-from ouroboros.standin import shape
+from ouroboros.models.standin import shape
 
 
 def test_the_published_pairs_weigh_what_they_weigh():

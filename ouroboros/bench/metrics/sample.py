@@ -13,8 +13,8 @@ from operator import index
 import numpy as np
 import pandas as pd
 
+from ouroboros.core.trace import StepRecord
 from ouroboros.costs import CostModel
-from ouroboros.trace import StepRecord
 
 PLAIN, METHOD = "greedy", "ouroboros"
 """The decoders that others are compared with, by their names in a run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ouroboros.tree import TokenTree
+from ouroboros.core.tree import TokenTree
 
 
 class ProposedTree(NamedTuple):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ouroboros import vocab
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
@@ -23,6 +22,7 @@ from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.bench.tasks.dataset import read_rows
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.engine.model import CachedModel
+from ouroboros.models import vocab
 
 PromptOf = Callable[[str, int], Sequence[int]]
 """A function (example id, repeat) -> the token ids of the prompt."""

@@ -22,15 +22,15 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.run.tree_recorder import prefix_keys
+from ouroboros.core.instantiate import parameters_of
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.trace import cut
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly, begin, together
 from ouroboros.decoder_factory import make_decoder
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.model import CachedModel
-from ouroboros.instantiate import parameters_of
-from ouroboros.select import TokenSelector
-from ouroboros.trace import cut
-from ouroboros.tree import TokenTree
 
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Drafter, DrafterCapabilities
 from ouroboros.engine.eager import fed_apart
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
 
 NO_LOGITS = torch.empty(0)
 ANY = 1 << 30  # a context or a vocabulary of unknown size

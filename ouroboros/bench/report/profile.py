@@ -21,8 +21,8 @@ from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, REMEDY, ResultsFolder
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import Say, run
+from ouroboros.core.instantiate import check_sizes, check_whole
 from ouroboros.costs import Costs
-from ouroboros.instantiate import check_sizes, check_whole
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` until its argmax is on the host, on random

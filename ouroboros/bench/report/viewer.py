@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ouroboros import vocab
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.detokenizer import Detokenizer
+from ouroboros.core.detokenizer import Detokenizer
+from ouroboros.models import vocab
 from ouroboros.models.load import model_path
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}

@@ -21,8 +21,8 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompts import Answers
+from ouroboros.core.detokenizer import StopStrings
 from ouroboros.decode import Drafter, DrafterCapabilities
-from ouroboros.detokenizer import StopStrings
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
 BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a temporary one

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 from omegaconf import MISSING, OmegaConf
 
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.instantiate import check_whole
+from ouroboros.core.instantiate import check_whole
 
 if TYPE_CHECKING:
-    from ouroboros.select import TokenSelector
+    from ouroboros.core.select import TokenSelector
 
 CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
 REMOVED = ("context_tokens", "exact", "draft_cost")
-"""Options that runs recorded before 0.9, and that are ignored."""
+"""Options in the run.json of versions before 0.9; they are ignored."""
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
@@ -114,8 +114,8 @@ class Sampling:
         target's vocabulary size."""
         from transformers import RepetitionPenaltyLogitsProcessor
 
-        from ouroboros.processors import Processed
-        from ouroboros.select import Sampler, argmax
+        from ouroboros.core.processors import Processed
+        from ouroboros.core.select import Sampler, argmax
 
         choose: TokenSelector = argmax
         if self.temperature:

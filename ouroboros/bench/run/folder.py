@@ -41,8 +41,8 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import changes
 from ouroboros.bench.run.tree_recorder import PrefixKey
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs import NAMES, Costs
-from ouroboros.tree import TokenTree
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"

@@ -38,6 +38,7 @@ PACKAGES = (
 )
 """Packages whose versions affect samples."""
 HARDWARE = ("cpu", "threads", "gpus", "cuda", "processes")
+"""Facts of the machine that affect samples or times."""
 SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 

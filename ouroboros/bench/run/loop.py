@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from ouroboros import vocab
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PROMPTS, SAMPLES, SCORES, ResultsFolder
@@ -32,15 +31,16 @@ from ouroboros.bench.run.identity import without_paths
 from ouroboros.bench.run.prompts import Answers, PromptBuilder, check_ids
 from ouroboros.bench.run.tree_recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.core.detokenizer import StopStrings, text_of
+from ouroboros.core.select import TokenSelector, argmax
+from ouroboros.core.trace import DecodeTrace, StepRecord, cut
 from ouroboros.costs import Costs
 from ouroboros.decode import Decoding, begin, together
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
-from ouroboros.detokenizer import StopStrings, text_of
 from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector, argmax
-from ouroboros.trace import DecodeTrace, StepRecord, cut
-from ouroboros.vocab import eos_ids
+from ouroboros.models import vocab
+from ouroboros.models.vocab import eos_ids
 
 WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32

@@ -10,15 +10,15 @@ from typing import get_args
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ouroboros import standin, vocab
 from ouroboros.bench.run.config import PairSpec
+from ouroboros.core.instantiate import instantiate
 from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.head import listed_ids
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
-from ouroboros.instantiate import instantiate
+from ouroboros.models import standin, vocab
 from ouroboros.models.load import SHIPPED
 
 

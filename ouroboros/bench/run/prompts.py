@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.identity import identity
 from ouroboros.bench.tasks.task import Conversation, Example, Task
-from ouroboros.vocab import encode
+from ouroboros.models.vocab import encode
 
 
 @dataclass

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ouroboros import vocab
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
@@ -40,6 +39,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import bytes_of, quantised_by
+from ouroboros.models import vocab
 
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.calls import Steps
+from ouroboros.core.select import TokenSelector
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Drafter
-from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
 
 PrefixKey = tuple[int, tuple[int, ...]]
 """A sequence, as (length of its common prefix with the recorded sequence, its tokens after it)."""

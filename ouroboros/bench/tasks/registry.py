@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ouroboros.bench.tasks.dataset import AUTO, BUNDLED, found_path
 from ouroboros.bench.tasks.task import Example, Task, select
-from ouroboros.instantiate import check_whole, instantiate, unknown
+from ouroboros.core.instantiate import check_whole, instantiate, unknown
 
 TASKS = {
     "humaneval": "ouroboros.bench.tasks.humaneval.HumanEval",

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from ouroboros.core.noise import gumbel_of, position_key
 from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.phrase_index import (
     context_match,
@@ -38,7 +39,6 @@ from ouroboros.drafters.draft_tree.phrase_index import (
     token_at,
 )
 from ouroboros.drafters.draft_tree.state import jit
-from ouroboros.noise import gumbel_of, position_key
 
 FORMAT = "ouroboros-estimates-3"
 N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)

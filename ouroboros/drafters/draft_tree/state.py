@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ouroboros import noise
+from ouroboros.core import noise
+from ouroboros.core.jit import CONFIG, cache_folder, njit
 from ouroboros.drafters.pool import CONTEXT
-from ouroboros.jit import CONFIG, cache_folder, njit
 
 Function = TypeVar("Function", bound=Callable)
 

@@ -13,13 +13,13 @@ from functools import cache
 
 import numpy as np
 
+from ouroboros.core.jit import compile_now
+from ouroboros.core.tree import TokenTree
 from ouroboros.drafters.draft_tree import grow, state
 from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import Memory, new_memory, new_state
 from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN, check_range
-from ouroboros.jit import compile_now
-from ouroboros.tree import TokenTree
 
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
 NO_RANKINGS = (

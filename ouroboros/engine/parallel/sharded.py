@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ouroboros.core.select import Ranked, TokenSelector
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
 from ouroboros.engine.parallel.tree_split import Part, assign_owners, cut
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.select import Ranked, TokenSelector
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
 """A function (tokens fed, tokens before them) -> milliseconds of a call."""
@@ -81,8 +81,8 @@ class ShardedModel(CachedModel):
     If splitting a tree does not lower the predicted time, every rank scores the whole tree, but
     still selects tokens at its own nodes only.
 
-    `exchanges` counts the exchanges between ranks, `exchanged_bytes` the bytes of all messages;
-    `logits` are those of this rank's nodes in the last call.
+    `exchanges` counts the exchanges between ranks, `exchanged_bytes` the bytes of the columns that
+    they gather; `logits` are those of this rank's nodes in the last call.
     """
 
     def __init__(self, own: CachedModel, ranks: Ranks, *, call_ms: CallMs | None = None) -> None:
@@ -167,11 +167,12 @@ class ShardedModel(CachedModel):
     def gather(
         self, select: Callable[[TokenTree], Sequence[ArrayLike]], tree: TokenTree
     ) -> list[np.ndarray]:
-        """Return columns with a row for each logit node of the tree, gathered from all ranks.
+        """Gather columns from all ranks: arrays [logit nodes, ...], in the order of the tree's
+        logit nodes.
 
-        `select` takes this rank's subtree and returns its columns. A failed rank raises its own
-        error; the others raise a `RuntimeError` that names it, or `RankLost` if a rank scores
-        another tree.
+        `select` takes this rank's subtree and returns the columns of its logit nodes. A failed rank
+        raises its own error; the others raise a `RuntimeError` that names it, or `RankLost` if a
+        rank scores another tree.
         """
         parts, own, columns = self.resident.parts, self.part, None
         try:

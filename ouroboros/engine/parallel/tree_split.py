@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ouroboros.trace import first_mismatch
-from ouroboros.tree import TokenTree
+from ouroboros.core.trace import first_mismatch
+from ouroboros.core.tree import TokenTree
 
 Nodes = tuple[int, ...]
 

@@ -6,8 +6,8 @@ from bench_models import tiny_pair
 
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.tree_recorder import Recorder
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode
-from ouroboros.tree import TokenTree
 
 
 class Branching(RootOnly):

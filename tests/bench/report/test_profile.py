@@ -5,8 +5,8 @@ from measured import measured, sample
 
 from ouroboros.bench.report.profile import Profile, call_frame, step_means
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.core.trace import StepRecord
 from ouroboros.costs import Costs, Footprint, Surface
-from ouroboros.trace import StepRecord
 
 COSTS = Costs(
     Surface({100: {1: 10.0, 8: 12.0}}, spread_ms={100: {1: 0.5, 8: 0.5}}),

@@ -26,9 +26,9 @@ from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES
 from ouroboros.calls import alone as alone_
+from ouroboros.core.select import argmax
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, proposed
-from ouroboros.select import argmax
 
 PROMPTS = ["abcab", "x", "hello hello", "q" * 40, "zyx zyx zyx", "defdef", "1"]
 

@@ -18,7 +18,7 @@ from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
-from ouroboros.vocab import eos_ids
+from ouroboros.models.vocab import eos_ids
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 TURNS = [Example("a/1", "a"), Example("a/2", "b", follows="a/1"), Example("c/1", "c", group="x")]

@@ -14,11 +14,11 @@ from ouroboros.bench.run import folder as folders
 from ouroboros.bench.run import loop
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, TREES
+from ouroboros.core.select import argmax
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import decoder_factories
 from ouroboros.engine.static import Static
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 
 
 class Counting(TextTask):
@@ -189,7 +189,8 @@ def test_a_full_file_takes_no_more_trees(pair, tmp_path, monkeypatch):
 def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature):
     """Calls are captured before the warm-up, choices of every size during it."""
     pretend(monkeypatch)
-    monkeypatch.setattr("ouroboros.select._best", lambda scores: scores.argmax(-1))  # not NumPy's
+    by_torch = "ouroboros.core.select._best", lambda scores: scores.argmax(-1)
+    monkeypatch.setattr(*by_torch)
     captures, untimed = [], []
     capture = Static._capture
     monkeypatch.setattr(Static, "_capture", lambda *a: captures.append(a) or capture(*a))

@@ -4,8 +4,8 @@ from bench_models import TextTask, bench_of
 from measured import step
 from ouroboros.baselines import PromptLookup, Speculative
 
+from ouroboros.core.trace import DecodeTrace, cut
 from ouroboros.decode import RootOnly
-from ouroboros.trace import DecodeTrace, cut
 
 
 def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():

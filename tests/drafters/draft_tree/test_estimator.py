@@ -7,11 +7,11 @@ import pytest
 from growing_texts import chain_text, growth
 from scipy.special import softmax
 
+from ouroboros.core.select import gumbel
 from ouroboros.drafters.draft_tree import candidates
 from ouroboros.drafters.draft_tree.candidates import MAX_DRAFT_ODDS, MAX_MARGIN, Weights
 from ouroboros.drafters.draft_tree.phrase_index import fill_path
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES
-from ouroboros.select import gumbel
 
 LOGITS = np.array([3.0, 1.5])
 TEXT = chain_text(60, 12)

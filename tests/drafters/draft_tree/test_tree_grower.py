@@ -11,7 +11,7 @@ import pytest
 from growing_texts import chain_text, growth, step
 from quick import mostly_slow
 
-from ouroboros import jit
+from ouroboros.core import jit
 from ouroboros.drafters.draft_tree import state, tree_grower
 
 RUN = """

@@ -19,13 +19,13 @@ from tiny import FAMILIES, RandomDrafter, llama, mostly_slow, noisy, plain, prom
 from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
+from ouroboros.core.processors import Processed
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel import sharded
 from ouroboros.engine.parallel.ranks import RankLost
 from ouroboros.engine.parallel.sharded import ShardedModel
-from ouroboros.processors import Processed
-from ouroboros.tree import TokenTree
 
 CHOICES = {"T=0": argmax, "T=0.8": Sampler(temperature=0.8, seed=3)}
 PROMPT = prompt_of(6)

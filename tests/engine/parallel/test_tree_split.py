@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters.lookahead import Window
 from ouroboros.engine.parallel.tree_split import assign_owners, cut
-from ouroboros.tree import TokenTree, TreeBuilder
 
 TREES = st.lists(st.integers(0, 1 << 20), min_size=0, max_size=24).map(
     lambda draws: TokenTree(

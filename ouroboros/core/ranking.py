@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ouroboros.jit import CONFIG, cache_folder, compile_now, njit
+from ouroboros.core.jit import CONFIG, cache_folder, compile_now, njit
 
 SOURCE = Path(__file__)
 CACHE = cache_folder([SOURCE])

@@ -13,8 +13,7 @@ import accelerate
 import pytest
 import torch
 from ouroboros.baselines import Speculative
-from test_vocab import tokenizer
-from tiny import StepLog, llama, plain, prompt_of
+from tiny import StepLog, llama, plain, prompt_of, tokenizer
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ouroboros.ranking import rank
+from ouroboros.core.ranking import rank
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ouroboros import tree as tree_module
 from ouroboros.bench.report import report
+from ouroboros.core import tree as tree_module
+from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters import pool
 from ouroboros.drafters.lookahead import Window
-from ouroboros.tree import TokenTree, TreeBuilder
 
 WINDOW_3_BY_3 = """
 T F F F F F F F F

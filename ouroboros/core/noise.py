@@ -1,7 +1,7 @@
 """Gumbel noise of a `Sampler` on a CPU: a hash of (seed, position, token id), compiled with numba.
 
-It is bitwise identical to `ouroboros.select.gumbel` on a GPU: logarithms use only +, -, x and /, in
-the same order.
+It is bitwise identical to `ouroboros.core.select.gumbel` on a GPU: logarithms use only +, -, x and
+/, in the same order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ouroboros.jit import CONFIG, cache_folder, compile_now, njit
+from ouroboros.core.jit import CONFIG, cache_folder, compile_now, njit
 
 SOURCE = Path(__file__)
 GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as an int64

@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
-from ouroboros.select import (
+from ouroboros.core.select import (
     Ranked,
     Sampler,
     TokenSelector,
@@ -22,7 +22,7 @@ from ouroboros.select import (
     combined_temperature,
     widened,
 )
-from ouroboros.tree import TokenTree
+from ouroboros.core.tree import TokenTree
 
 PURE = frozenset(
     getattr(logits_process, name, None)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from ouroboros.baselines import Speculative
-from tiny import VOCAB, StepLog, llama, plain, prompt_of
+from tiny import VOCAB, StepLog, llama, plain, prompt_of, tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -14,16 +14,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ouroboros import Ouroboros
+from ouroboros.core.select import Sampler, argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, argmax
-from ouroboros.vocab import check_pair, encode, fingerprint
-
-
-def tokenizer(count: int, **renamed: int) -> PreTrainedTokenizerFast:
-    """Ids 0 ... count - 1 as words w0, w1, ...; `renamed` gives an id another word."""
-    words = {f"w{i}": i for i in range(count) if i not in renamed.values()} | renamed
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+from ouroboros.models.vocab import check_pair, encode, fingerprint
 
 
 def cached(width: int, *, seed: int = 0, words: int | None = None, **renamed: int) -> CachedModel:

@@ -38,17 +38,17 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from ouroboros.core.detokenizer import StopStrings
+from ouroboros.core.instantiate import unknown
+from ouroboros.core.processors import Processed
+from ouroboros.core.select import Sampler, TokenSelector, argmax
+from ouroboros.core.trace import DecodeTrace, cut
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import Decoding, Drafter, begin, check_drafter, together
 from ouroboros.decoder_factory import decoder_names, decoder_settings, make_decoder, needs_draft
-from ouroboros.detokenizer import StopStrings
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
-from ouroboros.instantiate import unknown
-from ouroboros.model_wrappers import Model, acquire, locked, plain_model
-from ouroboros.processors import Processed
-from ouroboros.select import Sampler, TokenSelector, argmax
-from ouroboros.trace import DecodeTrace, cut
-from ouroboros.tree import TokenTree
+from ouroboros.integrations.model_wrappers import Model, acquire, locked, plain_model
 
 DRAFT_CONTEXT = 256
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ouroboros.engine.attention import attention_of
 from ouroboros.engine.frozen import ModelChanged
 from ouroboros.engine.model import CachedModel
-from ouroboros.vocab import check_pair
+from ouroboros.models.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
 Model = PreTrainedModel | CachedModel

@@ -27,7 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.generate import Generated
+from ouroboros.integrations.generate import Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
 IDS = torch.tensor(PROMPTS[:1])

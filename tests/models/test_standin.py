@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ouroboros.standin import SHAPES, blank, embed, shape
+from ouroboros.models.standin import SHAPES, blank, embed, shape
 
 VOCAB, HEAD_DIM = 37, 8
 SMALL = {"heads": 4, "kv": 2, "hidden": 32, "ffn": 40, "layers": 2, "vocab": VOCAB}

@@ -11,7 +11,7 @@ from bench_models import EOS, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from ouroboros.detokenizer import PARTIAL, Detokenizer, StopStrings, text_of
+from ouroboros.core.detokenizer import PARTIAL, Detokenizer, StopStrings, text_of
 
 STOP = ("\ndef", "ab\n", "é", "x a")
 PIECES = ["\n", *"def", "ef", "ab", "a", "b", "\nd", "é", "ü", " x", "  ", "═", "🎉", PARTIAL]

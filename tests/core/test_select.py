@@ -20,11 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros import noise as cpu_noise
+from ouroboros.core import noise as cpu_noise
+from ouroboros.core.select import Sampler, argmax, gumbel
+from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Sampler, argmax, gumbel
-from ouroboros.tree import TokenTree
 
 MASK_64 = (1 << 64) - 1
 GOLDEN_STEP = 0x9E3779B97F4A7C15

@@ -26,7 +26,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.tree import TokenTree
+from ouroboros.core.tree import TokenTree
 
 NO_CHOICE = -1  # the token returned if there is no distribution to sample from
 
@@ -195,10 +195,10 @@ class LogitSelector(TokenSelector):
         shares: bool = True,
     ) -> np.ndarray | None:
         """Return ids, scores and `shares` of the best tokens by compiled code
-        (`ouroboros.ranking`); None if it does not support these logits."""
+        (`ouroboros.core.ranking`); None if it does not support these logits."""
         if logits.device.type != "cpu":
             return None
-        from ouroboros.ranking import can_rank, rank  # numba takes half a second to import
+        from ouroboros.core.ranking import can_rank, rank  # numba takes half a second to import
 
         head, temperature = Head.of(logits), self._only_temperature
         if temperature is None:
@@ -357,7 +357,7 @@ def gumbel(
     bitwise identical on CPU and GPU, because the logarithm uses only correctly rounded operations.
     """
     if torch.device(device).type == "cpu":
-        from ouroboros import noise  # numba takes half a second to import
+        from ouroboros.core import noise  # numba takes half a second to import
 
         if noise.COMPILED:  # 17 times as fast
             return torch.from_numpy(noise.noise_rows(seed, positions, vocab))

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from filelock import FileLock
 
-from ouroboros import noise
+from ouroboros.core import noise
+from ouroboros.core.jit import cache_folder, compile_now
 from ouroboros.engine import cpu_kernels
-from ouroboros.jit import cache_folder, compile_now
 
 
 def test_code_is_compiled_again_if_any_of_its_sources_changes(tmp_path):

@@ -1,0 +1,1 @@
+"""Entry points of the library: `generate`, and `custom_generate` for transformers' own."""
