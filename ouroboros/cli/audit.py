@@ -18,7 +18,7 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.run import rebuild, score, short_path
+from ouroboros.bench.run.run import rebuild, short_path
 from ouroboros.cli.common import check_syntax, composed, parsed
 from ouroboros.models.vocab import eos_ids
 
@@ -54,7 +54,7 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
         total = len(bench.examples) * bench.repeats
         with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
             record = folder.load_run()
-            if failure := score(bench, folder, record, lambda: None):
+            if failure := bench.score(folder, record):
                 print(f"some completions have no score: {failure}", file=sys.stderr)
             folder.save_run(record, status=record["status"])
             audit_run(bench, folder, controls=True, on_row=bar.update)

@@ -1,4 +1,4 @@
-"""Helpers that commands share: composed options, tables, and one-line errors."""
+"""Helpers that commands share: composed options, and one-line errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -27,10 +27,6 @@ import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
 from ouroboros.conf import FOLDER
 from ouroboros.core.instantiate import unknown
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
-
 CALLERS = (
     *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
     *(ImportError, KeyboardInterrupt),
@@ -42,8 +38,6 @@ PATHS = (
 )
 """Options whose values are texts, even if they look like numbers (2026_11_27)."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
-PIPE_WIDTH = 120
-"""The width of tables, in characters, if stdout is not a terminal."""
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> Any:
@@ -105,26 +99,6 @@ def quoted(override: str) -> str:
     if is_path and "," not in value and value[0] not in "[{'\"":
         value = QuotedString(os.path.expanduser(value), Quote.single).with_quotes()
     return f"{name}{equals}{value}"
-
-
-def terminal() -> Console:
-    """Return the console on which tables are printed."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-
-
-def print_table(table: pd.DataFrame) -> None:
-    """Print a table: floats with two decimals, "-" in place of NaN."""
-    from ouroboros.bench.report.tables import terminal_table
-
-    cells = known(table, "-").map(lambda one: f"{one:.2f}" if isinstance(one, float) else str(one))
-    terminal().print(terminal_table(cells))
-
-
-def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with its NaN replaced by `missing` (by default None, for JSON)."""
-    return table.astype(object).where(table.notna(), missing)
 
 
 def one_line(error: BaseException) -> str:

@@ -41,7 +41,6 @@ class ReplayOptions:
     limit: int | None = None  # number of recorded completions; None: all
     costs: Any = None  # a name, a costs.json, a small table, or a timed results folder
     threads: int | None = None
-    results_dir: str | None = None  # folder for replay.json and samples.jsonl; None: write none
 
     def __post_init__(self) -> None:
         if not self.recording:

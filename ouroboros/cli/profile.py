@@ -16,9 +16,6 @@ from ouroboros.bench.run.run import short_path
 from ouroboros.cli import options as cli
 from ouroboros.cli.bench import run_config
 
-DURATION = """\
-with its defaults this takes a few minutes; profile.visits=1 or fewer decoders shorten it"""
-
 
 def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
@@ -29,7 +26,6 @@ def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
             reason = "conf/profiling.yaml would override its decoders and prompts"
             raise ValueError(f"{name}={choices[name]}: {reason}; give the options themselves")
     config, _ = run_config(options)
-    print(DURATION, file=sys.stderr)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)
     tables = found.tables()
     tables["steps"] = tables["steps"].iloc[:, :7]

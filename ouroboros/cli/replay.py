@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,25 @@ import torch
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
-from ouroboros.bench.report.tables import cell
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import provenance
+from ouroboros.bench.report.tables import as_text, cell
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import known, print_table
 from ouroboros.cli.options import ReplayOptions
-from ouroboros.core.detokenizer import text_of
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 
 UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
-NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
 
 
 def replay(options: ReplayOptions) -> tuple[int, dict]:
-    """Replay each decoder; print the tables and, with a `results_dir`, write them; return the exit
-    code (2 if a decoder could not be replayed) and the JSON document."""
+    """Replay each decoder and print the table; return the exit code (2 if a decoder could not be
+    replayed) and the JSON document, which has all counts."""
     for name in ("max_new", "limit", "threads"):
         check_whole(name, getattr(options, name), null=True)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     check_decoders(options.decoder)
-    out = ResultsFolder(options.results_dir) if options.results_dir else None
-    if out and any(file.is_file() for file in out.path.glob("*")):
-        raise ValueError(f"results_dir={out.path} is not empty: choose another folder")
     costs = load_costs(options.costs)
     path, spec = Path(str(options.recording)), options.model
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
@@ -80,21 +71,13 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     if "failed" in table:
         reasons = table["failed"].dropna().items()
         failures += [ValueError(f"{name} is not predicted: {reason}") for name, reason in reasons]
-    document: dict = {"title": f"replay of {path.name}", "decoders": known(table).to_dict("index")}
+    counts = table.astype(object).where(table.notna(), None).to_dict("index")  # None for JSON
+    document: dict = {"title": f"replay of {path.name}", "decoders": counts}
     if costs is not None:
         document["costs"] = costs.about.get("name", "the given costs")
         bare = "" if costs.prefill_ms else ", without prefill"
         document["title"] += f", predicted with {document['costs']}{bare}"
-    print(document["title"], end="\n\n")
-    print_table(terminal_columns(table))
-    if out:
-        with out.locked():
-            for sample in (one for own in samples.values() for one in own):
-                text = text_of(tokenizer, sample.new_tokens)
-                out.append(SAMPLES, replace(sample, text=text).to_dict())
-        out.write_json("replay.json", document | {"provenance": provenance()})
-    where = f"all counts: {short_path(out.path / 'replay.json')}" if out else NOT_WRITTEN
-    print(where, file=sys.stderr)
+    print(document["title"], as_text(terminal_columns(table), "simple"), sep="\n\n")
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 2 if failures else 0, {"recording": path.name, **document}
@@ -107,7 +90,8 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
         shown[METRICS[name].heading] = [cell(METRICS[name], row) for _, row in table.iterrows()]
     if "predicted_speedup" in table:
         speedup = METRICS["predicted_speedup"]
-        shown["ms/token"] = table["predicted_ms_per_token"].to_numpy()
+        ms = table["predicted_ms_per_token"].map("{:.2f}".format, na_action="ignore")
+        shown["ms/token"] = ms.fillna("-").to_numpy()
         shown[speedup.heading] = [cell(speedup, row) for _, row in table.iterrows()]
     return shown
 

@@ -25,7 +25,6 @@ from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
-DURATION = "with its defaults this takes hours; fewer decoders, trials or a limit shorten it"
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
@@ -52,7 +51,6 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     costs: Any = {made.about["name"]: made for made in map(load_costs, options.costs) if made}
     results = Path(options.results_dir)
     pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
-    print(DURATION, file=sys.stderr)
     on, limit = [], options.max_new
     for path in paths:
         spec = TaskSpec("prompts", {"path": path, "template": "auto"}, limit=options.limit)

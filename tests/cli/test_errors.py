@@ -45,7 +45,7 @@ OTHERS = {
         (["abc", "max_new=many"], "max_new: Value 'many' of type 'str' could not be converted"),
         (["abc", "upon"], "error: upon: write options as NAME=VALUE"),
         (["abc" * 9000], "the model's context 8192: shorten the prompt"),
-        (["abc", "decoder=specultive"], "no decoder 'specultive' (did you mean specul"),
+        (["abc", "decoder=hf_greedy"], "hf_greedy runs on another engine"),
     ],
     "profile": [
         (["profile.nodes=[]"], "profile.nodes=[]: give a list"),

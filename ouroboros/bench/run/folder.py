@@ -51,7 +51,7 @@ FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, PROMPTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
-    *("profile.json", "profile.md", "verify_cost.png", "step_time.png"),
+    "profile.md",
 )
 """Files that overwriting a run removes (samples.jsonl, which has the lock, is emptied)."""
 SampleKey = tuple[str, str, int]

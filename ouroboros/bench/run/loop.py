@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PROMPTS, SAMPLES, SCORES, ResultsFolder
@@ -309,13 +310,16 @@ class Bench:
                 yield row.complete(trace, self.target.tokenizer, peak_bytes)
             clock += wall_s
 
-    def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> str | None:
-        """Score the folder's samples; equal completions of a prompt are scored once. Return the
-        task's first error in one line, or None; completions with errors get no score."""
+    def score(
+        self, folder: ResultsFolder, record: dict, on_score: Callable[[], object] = lambda: None
+    ) -> str | None:
+        """Score the folder's samples that have no score yet, and the corpora, in its `record`
+        (run.json); equal completions of a prompt are scored once. Return the task's first error in
+        one line, or None; completions with errors get no score."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
-        failure = None
-        for sample in folder.load_samples():
+        failure, samples = None, folder.load_samples()
+        for sample in samples:
             if sample.error or sample.key in done:
                 continue
             completion = (sample.example, sample.text)
@@ -332,6 +336,10 @@ class Bench:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})
             on_score()
+        try:
+            record["corpus_scores"] = corpus_scores(self.task, self.examples, samples)
+        except Exception as error:
+            failure = failure or in_one_line(error)
         return failure
 
 

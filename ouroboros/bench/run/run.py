@@ -20,18 +20,17 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import BUSY, check_found, describe, other_load, without_paths
-from ouroboros.bench.run.loop import Bench, in_one_line
+from ouroboros.bench.run.identity import check_found, describe, other_load, without_paths
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.dataset import AUTO
-from ouroboros.bench.tasks.sandbox import check_sandbox, kind
+from ouroboros.bench.tasks.sandbox import check_sandbox
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, decoder_factories, wants_costs
@@ -103,7 +102,7 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
             folder.write_tokenizer(pair.target.tokenizer)
-        for line in caveats(config, bench, facts["load"]):
+        for line in caveats(bench):
             say(line)
         names = model_names(facts["model"])
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
@@ -112,11 +111,11 @@ def run(
         finished = False
         try:
             # The other processes of a parallel run would count as other programs.
-            with nullcontext() if config.parallel else other_load(record["load"]):
+            with nullcontext() if config.parallel else other_load(record):
                 measure(bench, folder, progress=progress)
             if not ranks.rank:
                 with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
-                    if failure := score(bench, folder, record, bar.update):
+                    if failure := bench.score(folder, record, bar.update):
                         later = f"'ouroboros audit {short_path(place)}' scores them"
                         say(f"some completions have no score: {failure}; {later}")
             finished = True
@@ -172,20 +171,6 @@ def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
             bar.update()
 
         bench.run(folder, tick, retry_failed=folder.retry_failed)
-
-
-def score(
-    bench: Bench, folder: ResultsFolder, record: dict, on_score: Callable[[], object]
-) -> str | None:
-    """Score completions that have no score yet, and the corpora, in `record`, the folder's
-    run.json; return the first error in one line, or None."""
-    failure = bench.score(folder, on_score)
-    try:
-        found = corpus_scores(bench.task, bench.examples, folder.load_samples())
-    except Exception as error:
-        return failure or in_one_line(error)
-    record["corpus_scores"] = found
-    return failure
 
 
 def build(
@@ -263,10 +248,8 @@ def short_path(path: Path) -> str:
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
-def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
+def caveats(bench: Bench) -> Iterator[str]:
     """Yield a warning for each reason to doubt the run's results."""
-    if config.timing and (busy := max(load.values())) > BUSY:
-        yield f"other programs use {busy:.0f} % of this machine: times are longer and less certain"
     spread = bench.costs.about.get("spread") if bench.costs else None
     if isinstance(spread, float) and spread > NOISY:
         yield (
@@ -311,7 +294,6 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "eos": sorted(bench.eos),
         },
         "packed": {role: model.packed.rows for role, model in roles.items()},
-        "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,

@@ -119,7 +119,7 @@ def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
 def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.open_run(FACTS)
-    for name in ("notes.txt", "profile.json"):
+    for name in ("notes.txt", "profile.md"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
         folder.open_run(OTHER)
@@ -130,7 +130,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     folder.append(SAMPLES, {})
     assert ResultsFolder(tmp_path, overwrite=True).open_run(OTHER)["resumed"] == 0
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
-    assert not (tmp_path / "profile.json").exists()
+    assert not (tmp_path / "profile.md").exists()
 
 
 def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path):
