@@ -51,13 +51,12 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
             reason = f"the run has no decoder {PLAIN!r} to compare with"
             raise ValueError(f"{reason}: add it to decoder=[]")
         names, greedy = list(bench.decoders), not bench.sampling.temperature
-        total = len(bench.examples) * bench.repeats
-        with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
+        with folder.locked():
             record = folder.load_run()
             if failure := bench.score(folder, record):
                 print(f"some completions have no score: {failure}", file=sys.stderr)
             folder.save_run(record, status=record["status"])
-            audit_run(bench, folder, controls=True, on_row=bar.update)
+            audit_run(bench, folder, controls=True, progress=True)
         title, rows = make_report(folder).facts.title, load_audit(folder)
     verdicts = verdict_table(rows, names, reference=reference, greedy=greedy)
     folder.write_text("audit.md", audit_markdown(title, rows, verdicts))

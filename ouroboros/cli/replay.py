@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.report.tables import as_text, cell
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
-from ouroboros.bench.run.pair import PairSpec, load_tokenizer
+from ouroboros.bench.run.pair import load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.options import ReplayOptions
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 
-UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
 
 
 def replay(options: ReplayOptions) -> tuple[int, dict]:
@@ -40,10 +38,14 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
-    same = True  # the draft is the recorded one
+    other = None  # the recorded draft, if the replay has another one
     if any(map(needs_draft, options.decoder.values())):
-        same = has_recorded_draft(spec, run)
-        draft = runs_of(recording).load_draft(spec, tokenizer)
+        draft, made = runs_of(recording).load_draft(spec, tokenizer), run["model"].get("draft")
+        other = made if made and Path(str(spec.draft)).name != Path(made).name else None
+    if other:
+        remedy = "whose cost is unknown: give model.draft=<folder or id> for the recorded one"
+        mine = f"the recorded run drafted with {other}, this replay with {spec.draft}"
+        print(f"warning: {mine}, {remedy}", file=sys.stderr)
     plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     drafters, samples, failures = {}, {}, list[ValueError]()
     for name, config in with_pools(options.decoder, draft, tokenizer).items():
@@ -63,8 +65,9 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     texts = {name: runs_of(recording, name) for name in samples}
     prompts = {frozenset((r.example, r.repeat) for r in own.runs) for own in texts.values()}
     if len(prompts) > 1:
-        print(UNEVEN, file=sys.stderr)
-    ratio = run["model"].get("draft_cost") if folder and same else None
+        uneven = "not every decoder has all recorded prompts: rows are for different prompts"
+        print(f"warning: {uneven}", file=sys.stderr)
+    ratio = run["model"].get("draft_cost") if folder and not other else None
     table = replaying.replay_table(
         samples, texts, costs=costs, draft_ratio=ratio, max_new=options.max_new
     )
@@ -94,17 +97,3 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
         shown["ms/token"] = ms.fillna("-").to_numpy()
         shown[speedup.heading] = [cell(speedup, row) for _, row in table.iterrows()]
     return shown
-
-
-def has_recorded_draft(spec: PairSpec, run: Mapping) -> bool:
-    """Return whether `spec` names the draft of a recorded `run` (run.json); True if unknown. Prints
-    a warning for another draft."""
-    recorded = run["model"].get("draft")
-    if not recorded or not spec.draft or Path(spec.draft).name == Path(recorded).name:
-        return True
-    print(
-        f"warning: the recorded run drafted with {recorded}, this replay with {spec.draft}, whose "
-        "cost is unknown: give model.draft=<folder or id> for the recorded one",
-        file=sys.stderr,
-    )
-    return False

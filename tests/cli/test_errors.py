@@ -42,7 +42,6 @@ MISTAKES = {
 OTHERS = {
     "generate": [
         (["abc", "--nosuch"], "error: --nosuch: write options as NAME=VALUE; 'ouroboros gener"),
-        (["abc", "max_new=many"], "max_new: Value 'many' of type 'str' could not be converted"),
         (["abc", "upon"], "error: upon: write options as NAME=VALUE"),
         (["abc" * 9000], "the model's context 8192: shorten the prompt"),
         (["abc", "decoder=hf_greedy"], "hf_greedy runs on another engine"),
@@ -69,13 +68,11 @@ OTHERS = {
         (["task.stop=[<|end|>]"], "texts in quotes, as NAME=\"['a','b']\""),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limt=3"], "task has no option 'limt' (did you mean limit?); choose from exec"),
-        ([*SHORT, "task.limit=0"], "task.limit"),
         ([*SHORT, "decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
         ([*SHORT, "decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
         ([*SHORT, "decoder=greedy", "decoder.racer.ngram=3"], "this run has no decoder racer: add"),
         ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
         ([*SHORT, DRAFTING, "decoder.speculative.draft=other"], "all decoders draft with model.d"),
-        ([*SHORT, "temperature=-1", "decoder=greedy"], "temperature"),
     ],
     "replay": [
         (["recording=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),

@@ -23,6 +23,7 @@ from math import isfinite
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample, step_s
@@ -310,16 +311,14 @@ class Bench:
                 yield row.complete(trace, self.target.tokenizer, peak_bytes)
             clock += wall_s
 
-    def score(
-        self, folder: ResultsFolder, record: dict, on_score: Callable[[], object] = lambda: None
-    ) -> str | None:
+    def score(self, folder: ResultsFolder, record: dict, *, progress: bool = False) -> str | None:
         """Score the folder's samples that have no score yet, and the corpora, in its `record`
         (run.json); equal completions of a prompt are scored once. Return the task's first error in
-        one line, or None; completions with errors get no score."""
+        one line, or None; completions with errors get no score. With `progress`, show a bar."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
         failure, samples = None, folder.load_samples()
-        for sample in samples:
+        for sample in tqdm(samples, desc="scoring", leave=False, disable=not progress):
             if sample.error or sample.key in done:
                 continue
             completion = (sample.example, sample.text)
@@ -335,7 +334,6 @@ class Bench:
             if scores := known[completion]:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})
-            on_score()
         try:
             record["corpus_scores"] = corpus_scores(self.task, self.examples, samples)
         except Exception as error:

@@ -10,7 +10,7 @@ A run that was interrupted resumes when it is called again with the same `result
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -79,7 +79,13 @@ def run(
             say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
-        config, task, examples = load_task(config)
+        if config.task.options.get("template") == AUTO:
+            tokenizer = load_tokenizer(config.model)
+            config = replace(config, task=config.task.for_tokenizer(tokenizer))
+        task, examples = config.task.load()
+        if getattr(task, "execute_code", False):
+            check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+        check_decoders(config.decoder)
         costs, facts = load_costs(config.costs), describe(config, examples)
         if config.parallel and config.timing:
             facts["provenance"]["machine"]["processes"] = ranks.size
@@ -102,8 +108,12 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
             folder.write_tokenizer(pair.target.tokenizer)
-        for line in caveats(bench):
-            say(line)
+        spread = bench.costs.about.get("spread") if bench.costs else None
+        if isinstance(spread, float) and spread > NOISY:
+            noise = f"the measured call costs, which decoders plan with, vary by {spread:.0%}"
+            say(f"{noise}: repeat the run on a quiet machine, or give costs=<file or name>")
+        if PLAIN not in bench.decoders:
+            say(f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict")
         names = model_names(facts["model"])
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(place)}")
@@ -114,10 +124,9 @@ def run(
             with nullcontext() if config.parallel else other_load(record):
                 measure(bench, folder, progress=progress)
             if not ranks.rank:
-                with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
-                    if failure := bench.score(folder, record, bar.update):
-                        later = f"'ouroboros audit {short_path(place)}' scores them"
-                        say(f"some completions have no score: {failure}; {later}")
+                if failure := bench.score(folder, record, progress=progress):
+                    later = f"'ouroboros audit {short_path(place)}' scores them"
+                    say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)
@@ -134,28 +143,13 @@ def run(
         folder.save_run(record, status="finished" if finished else "interrupted")
 
         if finished and config.audit != "none":
-            how: dict = {"total": len(bench.examples) * bench.repeats, "leave": False}
             try:
-                with tqdm(desc="audit", disable=not progress, **how) as bar:
-                    audit_run(bench, folder, controls=config.audit == "all", on_row=bar.update)
+                audit_run(bench, folder, controls=config.audit == "all", progress=progress)
             except (KeyboardInterrupt, Exception) as error:
                 reason = str(error).strip() or type(error).__name__
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
                 finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
-
-
-def load_task(config: RunConfig) -> tuple[RunConfig, Task, list[Example]]:
-    """Return the config with the template that template=auto stands for, the task, and its
-    prompts. Raises `ValueError` if decoders or the sandbox for code cannot run."""
-    if config.task.options.get("template") == AUTO:
-        tokenizer = load_tokenizer(config.model)
-        config = replace(config, task=config.task.for_tokenizer(tokenizer))
-    task, examples = config.task.load()
-    if getattr(task, "execute_code", False):
-        check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
-    check_decoders(config.decoder)
-    return config, task, examples
 
 
 def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
@@ -246,18 +240,6 @@ def short_path(path: Path) -> str:
     """
     near = os.path.relpath(path)
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
-
-
-def caveats(bench: Bench) -> Iterator[str]:
-    """Yield a warning for each reason to doubt the run's results."""
-    spread = bench.costs.about.get("spread") if bench.costs else None
-    if isinstance(spread, float) and spread > NOISY:
-        yield (
-            f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
-            "run on a quiet machine, or give costs=<file or name>"
-        )
-    if PLAIN not in bench.decoders:
-        yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:

@@ -88,7 +88,10 @@ def test_a_failure_is_a_row_without_paths_and_the_run_goes_on(pair, tmp_path):
     (failed,) = [s for s in folder.load_samples() if s.error]
     assert (failed.key, failed.new_tokens) == (("p1", "other", 0), ())
     assert failed.error == "RuntimeError: no draft for place here" and failed.prompt_tokens == 2
-    assert "second line" in (tmp_path / FAILURES).read_text()
+    (line,) = (tmp_path / FAILURES).read_text().splitlines()
+    row = json.loads(line)
+    assert row["key"] == ["p1", "other", 0] and "second line" in row["traceback"]
+    assert "/very/secret" not in row["traceback"]
 
 
 def test_equal_completions_are_scored_once_and_scoring_resumes(pair, tmp_path):
