@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -103,8 +102,7 @@ def call(name: str, *arguments: Any, as_json: bool) -> int:
     With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
     SIGTERM interrupts the command as Ctrl-C does.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     from transformers.utils.logging import set_tqdm_hook
 

@@ -9,7 +9,6 @@ from composing import ROOT, composed, names
 from hydra.utils import get_class
 from tiny import mostly_slow
 
-from ouroboros import Ouroboros, argmax
 from ouroboros.bench.run.config import REMOVED, RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
@@ -18,8 +17,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
 from ouroboros.core.instantiate import find_class
 from ouroboros.decoder_factory import decoder_factories
-from ouroboros.drafters.pool import save_state
-from ouroboros.models import standin, vocab
+from ouroboros.models import standin
 
 
 def test_the_main_job_compares_on_the_reference_pair():
@@ -60,24 +58,6 @@ def test_every_decoder_composes_alone_and_can_be_built(name, pair):
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
         assert made.draft is pair.draft
-
-
-def saved_memory(path, tokenizer) -> None:
-    """A file of what Ouroboros knows after the text 1 2 3."""
-    made = Ouroboros()
-    made.load_state_dict({**made.state_dict(), "text": [1, 2, 3]})
-    save_state(made, path, tokenizer_id=vocab.fingerprint(tokenizer))
-
-
-def test_a_saved_pool_is_loaded(tmp_path, pair):
-    path = tmp_path / "pool.json"
-    saved_memory(path, pair.target.tokenizer)
-    set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
-    config = composed("decoder=ouroboros", *set_up)
-    factories = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)
-    made = factories["ouroboros"]()
-    made.reset(argmax)
-    assert made.state_dict()["text"][:3] == [1, 2, 3]
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]

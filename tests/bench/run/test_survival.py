@@ -105,17 +105,6 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
         ResultsFolder(tmp_path, retry_failed=True).run_to_resume({})
 
 
-def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
-    whole = ran(small, tmp_path).load_samples()
-    path = tmp_path / SAMPLES
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
-    assert ResultsFolder(tmp_path).load_samples() == whole[:3]
-    resumed = ran(small, tmp_path).load_samples()
-    assert resumed[:3] == whole[:3] and counts(resumed) == counts(whole)
-    assert len(path.read_bytes().splitlines()) == 6
-
-
 def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.open_run(FACTS)
