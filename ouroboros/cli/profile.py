@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 
-from hydra.core.hydra_config import HydraConfig
-
 from ouroboros.bench.report.profile import ProfileOptions
 from ouroboros.bench.report.profile import profile as measured
 from ouroboros.bench.report.tables import as_text
@@ -20,12 +18,7 @@ from ouroboros.cli.bench import run_config
 def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
     and the JSON document."""
-    what, choices = ProfileOptions(**options.profile), HydraConfig.get().runtime.choices
-    for name in ("experiment", "rehearsal"):
-        if choices.get(name):
-            reason = "conf/profiling.yaml would override its decoders and prompts"
-            raise ValueError(f"{name}={choices[name]}: {reason}; give the options themselves")
-    config, _ = run_config(options)
+    (config, _), what = run_config(options), ProfileOptions(**options.profile)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)
     tables = found.tables()
     tables["steps"] = tables["steps"].iloc[:, :7]

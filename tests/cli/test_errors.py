@@ -55,7 +55,7 @@ OTHERS = {
         (["timing=false"], "a profile measures times"),
         (["costs=epyc"], "leave costs out"),
         (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
-        (["experiment=peers"], "experiment=peers: conf/profiling.yaml would override its decoders"),
+        (["experiment=peers"], "Could not override 'experiment'. No match in the defaults list."),
     ],
     "bench": [
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
