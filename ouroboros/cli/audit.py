@@ -29,8 +29,8 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
 
     Returns the exit code (1: a BUG, 2: a completion that could not be judged) and the document.
     """
-    first, *others = files = list(map(Path, words))
     check_syntax("audit", overrides)
+    first, *others = files = list(map(Path, words))
     if first.is_file():
         config = composed(["decoder=[greedy]", *overrides])
         target = load_pair(config.model, with_draft=False).target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -50,18 +49,15 @@ def composed(overrides: Sequence[str], *, name: str = "config") -> Any:
 def typed(cfg: DictConfig) -> Any:
     """Return a composed config as an object of its command's dataclass.
 
-    Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
+    Decoders that an experiment configures but `decoder=[...]` omits are dropped. Raises
+    `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
     """
     options: Any = OmegaConf.to_object(cfg)
     decoders = getattr(options, "decoder", {})
-    absent = [name for name, own in decoders.items() if "_target_" not in own]
-    for name in absent:
+    for name in [name for name, own in decoders.items() if "_target_" not in own]:
         if not (FOLDER / "decoder" / f"{name}.yaml").exists():
             raise ValueError(unknown_config("decoder", name))
         del decoders[name]
-    if absent:
-        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
     for name, own in decoders.items():
         if own.get("draft") not in (None, options.model.draft):
             reason = "all decoders draft with model.draft; give each draft its own run"

@@ -87,7 +87,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
         else:
             words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
         rest = rest[len(words) :]
-        if not words and not rest:
+        if not words and not any(one[:1] == "-" for one in rest):
             raise ValueError(
                 f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
             )

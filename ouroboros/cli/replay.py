@@ -22,7 +22,6 @@ from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 
 
-
 def replay(options: ReplayOptions) -> tuple[int, dict]:
     """Replay each decoder and print the table; return the exit code (2 if a decoder could not be
     replayed) and the JSON document, which has all counts."""

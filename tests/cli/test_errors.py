@@ -86,6 +86,7 @@ OTHERS = {
     "report": [
         (["nosuch"], "nosuch is not a results folder: no run.json"),
         ([], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
+        (["out=x"], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
         (["target", "--nosuch"], "error: --nosuch: write options as NAME=VALUE; 'ouroboros re"),
         (["damaged"], "damaged/run.json"),
         (["target", "out=damaged"], "out=damaged is a results folder: give another"),

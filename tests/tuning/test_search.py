@@ -8,9 +8,7 @@ SPACE = {"a": [0, 1, 2], "b": [0, 1, 2]}
 def test_a_search_repeats_until_no_setting_gains():
     """From (0, 0) the best, (2, 2), is only reached by a second round."""
     scores = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
-    found = search(
-        lambda own: scores.get((own["a"], own["b"]), 0), SPACE, start={"a": 0, "b": 0}
-    )
+    found = search(lambda own: scores.get((own["a"], own["b"]), 0), SPACE, start={"a": 0, "b": 0})
     assert found == {"a": 2, "b": 2}
 
 

@@ -34,9 +34,7 @@ def load_audit(folder: ResultsFolder) -> list[Row]:
     return list(read_lines(folder.path / AUDIT, lambda row: Row(**row)))
 
 
-def audit_run(
-    job: Bench, folder: ResultsFolder, *, controls: bool, progress: bool = False
-) -> None:
+def audit_run(job: Bench, folder: ResultsFolder, *, controls: bool, progress: bool = False) -> None:
     """Write audit.jsonl: a `Row` for each prompt and repeat; with `progress`, show a bar. Does
     nothing if the run has no greedy decoder.
 

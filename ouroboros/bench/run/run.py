@@ -123,10 +123,9 @@ def run(
             # The other processes of a parallel run would count as other programs.
             with nullcontext() if config.parallel else other_load(record):
                 measure(bench, folder, progress=progress)
-            if not ranks.rank:
-                if failure := bench.score(folder, record, progress=progress):
-                    later = f"'ouroboros audit {short_path(place)}' scores them"
-                    say(f"some completions have no score: {failure}; {later}")
+            if not ranks.rank and (failure := bench.score(folder, record, progress=progress)):
+                later = f"'ouroboros audit {short_path(place)}' scores them"
+                say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)

@@ -107,9 +107,7 @@ def test_models_that_transformers_places_take_no_device_and_no_shape(saved, name
 
 
 @pytest.mark.parametrize(("busy", "doubtful"), [(1000.0, True), (2.0, False)])
-def test_other_work_on_the_machine_is_recorded_and_in_the_title(
-    saved, monkeypatch, busy, doubtful
-):
+def test_other_work_on_the_machine_is_recorded_and_in_the_title(saved, monkeypatch, busy, doubtful):
     monkeypatch.setattr(identity.psutil, "cpu_percent", lambda percpu: [busy] * 512)
     lines: list[str] = []
     folder = run(run_config(saved, timing=True), say=lines.append).folder
