@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -39,11 +37,10 @@ PATHS = (
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 
 
-def composed(overrides: Sequence[str], *, name: str = "config") -> Any:
-    """Return the options of conf/<name>.yaml, with overrides as on the command line."""
-    begun = GlobalHydra.instance().is_initialized()  # in a command, with the same folder
-    with nullcontext() if begun else initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return typed(compose(name, overrides=[quoted(one) for one in overrides]))
+def composed(overrides: Sequence[str]) -> Any:
+    """Return the options of `ouroboros bench`, with overrides as on the command line."""
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return typed(compose("config", overrides=[quoted(one) for one in overrides]))
 
 
 def typed(cfg: DictConfig) -> Any:

@@ -6,7 +6,9 @@ import logging
 import pytest
 from bench_models import tiny_pair
 from composing import ROOT, composed, names
+from hydra.types import RunMode
 from hydra.utils import get_class
+from omegaconf import OmegaConf
 from tiny import mostly_slow
 
 from ouroboros.bench.run.config import REMOVED, RunConfig
@@ -14,7 +16,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli import common
+from ouroboros.cli import bench, common
 from ouroboros.core.instantiate import find_class
 from ouroboros.decoder_factory import decoder_factories
 from ouroboros.models import standin
@@ -219,6 +221,26 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     long.write_text(json.dumps({"prompt": "a" * 9000}) + '\n{"prompt": "b"}\n')
     failing = ["task=prompts", f"task.path={long}", "task.limit=2", "results_dir=failed"]
     assert run_bench(*tiny[:3], *failing, "seed=1,2", "-m")[0] == 3, "some samples failed"
+
+
+JOBLIB = {"_target_": "x.JoblibLauncher", "n_jobs": -1}
+BASIC = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+
+
+def configured(monkeypatch, launcher: dict, *overrides: str, job: int = 0) -> RunConfig:
+    """The config of a job of a sweep."""
+    facts = {"mode": RunMode.MULTIRUN, "launcher": launcher, "job": {"num": job}}
+    monkeypatch.setattr(bench.HydraConfig, "get", lambda: OmegaConf.create(facts))
+    return bench.run_config(common.composed(["decoder=greedy", "results_dir=x", *overrides]))[0]
+
+
+def test_only_jobs_with_a_device_each_are_timed_side_by_side(monkeypatch):
+    assert configured(monkeypatch, BASIC).timing
+    assert configured(monkeypatch, JOBLIB, "timing=false").results_dir == "x/000"
+    assert configured(monkeypatch, JOBLIB, "model.device=cuda:3", job=3).results_dir == "x/003"
+    for shared in ([], ["model.device=cuda:0"]):
+        with pytest.raises(ValueError, match=r"side by side on one device.*timing=false"):
+            configured(monkeypatch, JOBLIB, *shared, job=3)
 
 
 RECORDED = sorted((ROOT / "results").rglob("run.json"))
