@@ -40,7 +40,7 @@ ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 def composed(overrides: Sequence[str]) -> Any:
     """Return the options of `ouroboros bench`, with overrides as on the command line."""
     with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return typed(compose("config", overrides=[quoted(one) for one in overrides]))
+        return typed(compose("bench", overrides=[quoted(one) for one in overrides]))
 
 
 def typed(cfg: DictConfig) -> Any:

@@ -32,8 +32,6 @@ COMMANDS = {
 }
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
-CONFIGS = {"bench": "config", "profile": "profiling"}
-"""The configs of commands, where they have another name."""
 USAGE = f"""\
 Lossless decoding acceleration, and a benchmark of lossless decoders.
 
@@ -153,9 +151,8 @@ def run_hydra(name: str, words: Sequence[str], argv: Sequence[str], *, as_json: 
 
     full = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
-    config = CONFIGS.get(name, name)
     try:
-        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=config)(job)()
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=name)(job)()
     except SystemExit as end:
         return int(end.code or 0)
     finally:

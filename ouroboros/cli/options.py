@@ -24,7 +24,7 @@ class GenerateOptions(RunConfig):
 
 @dataclass
 class ProfileOptions(RunConfig):
-    """`ouroboros profile`: the options of a run, and what to time (conf/profiling.yaml)."""
+    """`ouroboros profile`: the options of a run, and what to time (conf/profile.yaml)."""
 
     profile: dict[str, Any] = field(default_factory=dict)
 

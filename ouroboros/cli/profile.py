@@ -1,6 +1,6 @@
 """Measure where the time goes on this machine: `ouroboros profile`.
 
-The options are those of `ouroboros bench`, plus profile.* (conf/profiling.yaml).
+The options are those of `ouroboros bench`, plus profile.* (conf/profile.yaml).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a run, with their defaults. Hydra composes conf/config.yaml over `RunConfig`.
+"""The options of a run, with their defaults. Hydra composes conf/bench.yaml over `RunConfig`.
 
 OmegaConf checks names and types; ranges and combinations are checked here, before anything is
 loaded. Importing this module does not import torch.
