@@ -13,7 +13,6 @@ from tiny import mostly_slow
 
 from ouroboros.bench.run.config import REMOVED, RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import bench, common
@@ -252,6 +251,6 @@ def test_a_recorded_run_has_the_options_and_classes_of_today(path):
     for own in [*recorded["decoder"].values(), recorded["task"]]:
         assert own["_target_"].startswith("ouroboros.") and find_class(own["_target_"], "")
     if path.parent.name != "profile":  # of 0.1, whose Ouroboros had other options
-        now = settings(RunConfig.from_mapping(recorded))
+        now = RunConfig.from_mapping(recorded).to_mapping()
         for old, own in ((recorded.pop("model"), now.pop("model")), (recorded, now)):
             assert {name: old[name] for name in old.keys() - {*REMOVED}}.items() <= own.items()

@@ -138,8 +138,7 @@ class ResultsFolder:
         for name in MADE if self.overwrite else (AUDIT, "audit.md"):
             for path in self.path.glob(name):
                 path.unlink()
-        resumed = 0 if old is None else old.get("resumed", 0) + 1
-        return self.save_run({**(old or facts), "resumed": resumed}, status="running")
+        return self.save_run(old or facts, status="running")
 
     def save_run(self, facts: dict, *, status: str) -> dict:
         """Write and return run.json with a status ("running", "interrupted" or "finished")."""

@@ -51,15 +51,13 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     - `files`: the options that name an existing file or folder
     - `provenance`: time, versions, git state and machine
     """
-    contents = {"prompts": fingerprint(examples)}
-    files = [option for option, path in config.files().items() if path.exists()]
-    found = {"config": settings(config), "contents": contents, "files": files}
-    return without_paths({**found, "provenance": provenance()})
-
-
-def settings(config: RunConfig) -> dict:
-    """Return the options that may affect samples, as plain values."""
-    return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
+    found = {
+        "config": {k: v for k, v in config.to_mapping().items() if k not in NOT_IDENTITY},
+        "contents": {"prompts": fingerprint(examples)},
+        "files": [option for option, path in config.files().items() if path.exists()],
+        "provenance": provenance(),
+    }
+    return without_paths(found)
 
 
 def changes(old: Mapping, new: Mapping) -> str:

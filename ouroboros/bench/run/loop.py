@@ -117,23 +117,18 @@ class Bench:
                 for order, name in enumerate([*names[first:], *names[:first]]):
                     yield name, repeat, order, self.examples[start : start + size]
 
-    def run(
-        self,
-        folder: ResultsFolder,
-        on_sample: Callable[[Sample], object],
-        *,
-        retry_failed: bool = False,
-    ) -> None:
+    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], object]) -> None:
         """Measure the samples that the folder lacks; pass every sample to `on_sample`, finished
         ones first.
 
-        With `retry_failed`, failed samples are measured again; the new line replaces the old one.
+        If the folder has `retry_failed`, failed samples are measured again; the new line replaces
+        the old one.
         Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
         phrase pool between prompts continues from the pool saved in the folder.
         """
         saved = folder.load_prompts()
         self.prompts.texts |= saved
-        done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
+        done = {s.key: s for s in folder.load_samples() if not (folder.retry_failed and s.error)}
         for sample in done.values():
             on_sample(sample)
         missing = [

@@ -163,7 +163,7 @@ def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
             bar.set_postfix_str(named, refresh=False)
             bar.update()
 
-        bench.run(folder, tick, retry_failed=folder.retry_failed)
+        bench.run(folder, tick)
 
 
 def build(
