@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -23,6 +24,9 @@ from omegaconf.errors import (
 import ouroboros.cli.options  # noqa: F401 - registers the options with Hydra
 from ouroboros.conf import FOLDER
 from ouroboros.core.instantiate import unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CALLERS = (
     *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
@@ -92,6 +96,13 @@ def quoted(override: str) -> str:
     if is_path and "," not in value and value[0] not in "[{'\"":
         value = QuotedString(os.path.expanduser(value), Quote.single).with_quotes()
     return f"{name}{equals}{value}"
+
+
+def terminal() -> Console:
+    """Return the console on which tables are printed, of 120 columns if stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def one_line(error: BaseException) -> str:

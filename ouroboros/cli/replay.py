@@ -12,10 +12,11 @@ import torch
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
-from ouroboros.bench.report.tables import as_text, cell
+from ouroboros.bench.report.tables import cell, terminal_table
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.cli.common import terminal
 from ouroboros.cli.options import ReplayOptions
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
@@ -79,7 +80,8 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
         document["costs"] = costs.about.get("name", "the given costs")
         bare = "" if costs.prefill_ms else ", without prefill"
         document["title"] += f", predicted with {document['costs']}{bare}"
-    print(document["title"], as_text(terminal_columns(table), "simple"), sep="\n\n")
+    print(document["title"], end="\n\n")
+    terminal().print(terminal_table(terminal_columns(table)))
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 2 if failures else 0, {"recording": path.name, **document}

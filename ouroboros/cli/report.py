@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from ouroboros.bench.metrics.intervals import FEWEST_PROMPTS
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.report import make_report, write_report
@@ -17,11 +15,9 @@ from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
 from ouroboros.bench.run.folder import RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
+from ouroboros.cli.common import terminal
 from ouroboros.cli.options import ReportOptions
 from ouroboros.costs import CostModel
-
-PIPE_WIDTH = 120
-"""The width of tables, in characters, if stdout is not a terminal."""
 
 
 def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | None]:
@@ -81,7 +77,7 @@ def gather(
 
 def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> None:
     """Print a run's title and main tables; `wide`: all of its tables."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = terminal()
     print(f"{label}: {summary.facts.title}" if label else summary.facts.title, end="\n\n")
     if wide:
         for table in run_tables(summary):
