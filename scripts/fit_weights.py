@@ -175,7 +175,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--prompts", default=DEVELOPMENT, help="JSONL (default: development text)")
     noise = "noise levels added to the draft's weights (shipped: 0 0.12 0.2)"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
-    add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")
+    add("--overrides", nargs="*", default=[], help="options of conf/bench.yaml")
     options = parser.parse_args(words)
     config = composed(["decoder=[ouroboros]", *options.overrides])
     torch.set_num_threads(config.threads or torch.get_num_threads())

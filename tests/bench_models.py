@@ -106,11 +106,11 @@ def run_config(saved: Path, **changes) -> RunConfig:
     return RunConfig(**{**options, **changes})
 
 
-def ran(bench: Bench, path, *, facts=(), seen=None, **options) -> ResultsFolder:
+def ran(bench: Bench, path, *, facts=(), seen=None) -> ResultsFolder:
     """Start or resume a run in a folder; append its samples to `seen`."""
     folder = ResultsFolder(path)
     folder.open_run(dict(facts))
-    bench.run(folder, [].append if seen is None else seen.append, **options)
+    bench.run(folder, [].append if seen is None else seen.append)
     return folder
 
 

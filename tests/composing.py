@@ -18,7 +18,7 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
-def composed(*overrides: str, name: str = "config") -> dict:
+def composed(*overrides: str, name: str = "bench") -> dict:
     """A config as plain values."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=list(overrides))

@@ -68,7 +68,6 @@ RUN = {
     "max_new": 6,
     "samples_wanted": 6,
     "status": "finished",
-    "resumed": 0,
     "provenance": {
         "time": "2026-11-20T12:00:00+00:00",
         "machine": {"cpu": "Toy CPU", "cores": 2, "threads": 1, "gpus": []},

@@ -11,7 +11,7 @@ import pytest
 from composing import CONF, ROOT, composed, names
 from hydra.errors import HydraException
 
-from ouroboros.cli.main import COMMANDS, CONFIGS, WORDS
+from ouroboros.cli.main import COMMANDS, WORDS
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
@@ -55,7 +55,7 @@ def accept(words: list[str]) -> None:
     own = [word for word in rest if "=" in word and not word.startswith(OUTSIDE)]
     flags = {"-m", "--json", "--cfg", "job", "--resolve"}
     assert {*rest} - {*own, *flags} == set() or command in WORDS or "hydra/launcher" in str(rest)
-    name = "config" if command == "audit" else CONFIGS.get(command, command)
+    name = "bench" if command == "audit" else command
     composed(*(first_of(word) for word in own if "${" not in word), name=name)
 
 

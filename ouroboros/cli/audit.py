@@ -18,7 +18,7 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.run import rebuild, score, short_path
+from ouroboros.bench.run.run import rebuild, short_path
 from ouroboros.cli.common import check_syntax, composed, parsed
 from ouroboros.models.vocab import eos_ids
 
@@ -29,8 +29,8 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
 
     Returns the exit code (1: a BUG, 2: a completion that could not be judged) and the document.
     """
-    first, *others = files = list(map(Path, words))
     check_syntax("audit", overrides)
+    first, *others = files = list(map(Path, words))
     if first.is_file():
         config = composed(["decoder=[greedy]", *overrides])
         target = load_pair(config.model, with_draft=False).target
@@ -51,13 +51,12 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
             reason = f"the run has no decoder {PLAIN!r} to compare with"
             raise ValueError(f"{reason}: add it to decoder=[]")
         names, greedy = list(bench.decoders), not bench.sampling.temperature
-        total = len(bench.examples) * bench.repeats
-        with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
+        with folder.locked():
             record = folder.load_run()
-            if failure := score(bench, folder, record, lambda: None):
+            if failure := bench.score(folder, record):
                 print(f"some completions have no score: {failure}", file=sys.stderr)
             folder.save_run(record, status=record["status"])
-            audit_run(bench, folder, controls=True, on_row=bar.update)
+            audit_run(bench, folder, controls=True, progress=True)
         title, rows = make_report(folder).facts.title, load_audit(folder)
     verdicts = verdict_table(rows, names, reference=reference, greedy=greedy)
     folder.write_text("audit.md", audit_markdown(title, rows, verdicts))

@@ -1,4 +1,4 @@
-"""Helpers that commands share: composed options, tables, and one-line errors."""
+"""Helpers that commands share: composed options, and one-line errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -28,7 +26,6 @@ from ouroboros.conf import FOLDER
 from ouroboros.core.instantiate import unknown
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
 CALLERS = (
@@ -42,32 +39,26 @@ PATHS = (
 )
 """Options whose values are texts, even if they look like numbers (2026_11_27)."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
-PIPE_WIDTH = 120
-"""The width of tables, in characters, if stdout is not a terminal."""
 
 
-def composed(overrides: Sequence[str], *, name: str = "config") -> Any:
-    """Return the options of conf/<name>.yaml, with overrides as on the command line."""
-    begun = GlobalHydra.instance().is_initialized()  # in a command, with the same folder
-    with nullcontext() if begun else initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return typed(compose(name, overrides=[quoted(one) for one in overrides]))
+def composed(overrides: Sequence[str]) -> Any:
+    """Return the options of `ouroboros bench`, with overrides as on the command line."""
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return typed(compose("bench", overrides=[quoted(one) for one in overrides]))
 
 
 def typed(cfg: DictConfig) -> Any:
     """Return a composed config as an object of its command's dataclass.
 
-    Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
-    stderr. Raises `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
+    Decoders that an experiment configures but `decoder=[...]` omits are dropped. Raises
+    `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
     """
     options: Any = OmegaConf.to_object(cfg)
     decoders = getattr(options, "decoder", {})
-    absent = [name for name, own in decoders.items() if "_target_" not in own]
-    for name in absent:
+    for name in [name for name, own in decoders.items() if "_target_" not in own]:
         if not (FOLDER / "decoder" / f"{name}.yaml").exists():
             raise ValueError(unknown_config("decoder", name))
         del decoders[name]
-    if absent:
-        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
     for name, own in decoders.items():
         if own.get("draft") not in (None, options.model.draft):
             reason = "all decoders draft with model.draft; give each draft its own run"
@@ -108,23 +99,10 @@ def quoted(override: str) -> str:
 
 
 def terminal() -> Console:
-    """Return the console on which tables are printed."""
+    """Return the console on which tables are printed, of 120 columns if stdout is no terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-
-
-def print_table(table: pd.DataFrame) -> None:
-    """Print a table: floats with two decimals, "-" in place of NaN."""
-    from ouroboros.bench.report.tables import terminal_table
-
-    cells = known(table, "-").map(lambda one: f"{one:.2f}" if isinstance(one, float) else str(one))
-    terminal().print(terminal_table(cells))
-
-
-def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with its NaN replaced by `missing` (by default None, for JSON)."""
-    return table.astype(object).where(table.notna(), missing)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def one_line(error: BaseException) -> str:

@@ -16,7 +16,6 @@ import torch
 from ouroboros.bench.run.pair import load_model
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import print_table
 from ouroboros.cli.options import DistillOptions
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import Costs
@@ -43,12 +42,12 @@ of {tokens} tokens that the target wrote ({prompts}), in {steps} steps. It score
 {table}
 
 Agreement: how often the draft selects the target's token, on {held_out} prompts that it was not
-trained on. A draft call takes {ratio:.2f} target calls. Measured speedup over greedy, T = 0,
+trained on. A draft call takes {draft_cost:.2f} target calls. Measured speedup over greedy, T = 0,
 {measured}.
 
-    ouroboros bench model=hf model.target={target} model.draft={folder}
+    ouroboros bench model=hf model.target={target} model.draft={out}
 
-In Python: `draft=CachedModel.from_pretrained({folder!r}, draft_head="auto")`. The licence is the
+In Python: `draft=CachedModel.from_pretrained({out!r}, draft_head="auto")`. The licence is the
 target's.
 """
 
@@ -87,7 +86,7 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
         "predicted speedup, speculative": predicted,
     }
     table = pd.DataFrame(rows).T.rename(columns="T = {:g}".format)
-    table = table.rename_axis("").reset_index()
+    text = table.to_markdown(floatfmt=".2f")
     ratio = costs.draft_ratio()
     document = {
         "out": str(folder),
@@ -101,15 +100,13 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     facts = {
         **document,
         "target": spec.target,
-        "folder": str(folder),
-        "table": table.to_markdown(index=False, floatfmt=".2f"),
+        "table": text,
         "prompts": "your prompts" if prompts else "its own prompts",
-        "ratio": ratio,
         "measured": words,
     }
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
     shutil.rmtree(folder / "work")
-    print_table(table)
+    print(text)
     print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
     print(f"use it: ouroboros bench model=hf model.target={spec.target} model.draft={folder}")
     return 0, document

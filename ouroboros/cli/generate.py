@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import load_costs
-from ouroboros.bench.run.loop import WARM_UP
+from ouroboros.bench.run.loop import WARM_UP, WARM_UP_TOKENS
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import build
 from ouroboros.bench.tasks.dataset import BUNDLED
@@ -34,7 +34,6 @@ from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.decoder_factory import decoder_config
 from ouroboros.engine.model import CachedModel
 
-WARM_UP_TOKENS = 16
 DRAFTED = {
     source: mark.colour
     for source, (mark, _) in SOURCES.items()

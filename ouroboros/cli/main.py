@@ -12,8 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -34,15 +32,6 @@ COMMANDS = {
 }
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
-FLAGS = {
-    "generate": "model.target model.draft task.template decoder max_new temperature seed race",
-    "report": "out costs remake tokenizer wide",
-}
-"""Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
-SWITCHES = ("race", "remake", "wide")
-"""Flags without a value."""
-CONFIGS = {"bench": "config", "profile": "profiling"}
-"""The configs of commands, where they have another name."""
 USAGE = f"""\
 Lossless decoding acceleration, and a benchmark of lossless decoders.
 
@@ -95,8 +84,8 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             words = rest[:1]
         else:
             words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
-        rest = without_flags(name, rest[len(words) :])
-        if not words and not rest:
+        rest = rest[len(words) :]
+        if not words and not any(one[:1] == "-" for one in rest):
             raise ValueError(
                 f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
             )
@@ -105,31 +94,13 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     return run_hydra(name, words, rest, as_json=as_json)
 
 
-def without_flags(name: str, argv: Sequence[str]) -> list[str]:
-    """Return arguments with the flags in `FLAGS` written as options.
-
-    >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
-    ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
-    """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in FLAGS.get(name, "").split():
-        how: dict = {"action": "store_const", "const": "true"} if option in SWITCHES else {}
-        flag = option.rpartition(".")[2].replace("_", "-")
-        parser.add_argument(f"--{flag}", dest=option, **how)
-    flags, rest = parser.parse_known_args(argv)
-    given = {option: value for option, value in vars(flags).items() if value is not None}
-    hub = ["model=hf"] if "model.target" in given else []
-    return [*hub, *(f"{option}={value}" for option, value in given.items()), *rest]
-
-
 def call(name: str, *arguments: Any, as_json: bool) -> int:
     """Call a command's function; return its exit code.
 
     With `as_json`, or if stdout is not a terminal, print its JSON document as the last line.
     SIGTERM interrupts the command as Ctrl-C does.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     from transformers.utils.logging import set_tqdm_hook
 
@@ -180,9 +151,8 @@ def run_hydra(name: str, words: Sequence[str], argv: Sequence[str], *, as_json: 
 
     full = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
-    config = CONFIGS.get(name, name)
     try:
-        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=config)(job)()
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=name)(job)()
     except SystemExit as end:
         return int(end.code or 0)
     finally:

@@ -24,7 +24,7 @@ class GenerateOptions(RunConfig):
 
 @dataclass
 class ProfileOptions(RunConfig):
-    """`ouroboros profile`: the options of a run, and what to time (conf/profiling.yaml)."""
+    """`ouroboros profile`: the options of a run, and what to time (conf/profile.yaml)."""
 
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -41,7 +41,6 @@ class ReplayOptions:
     limit: int | None = None  # number of recorded completions; None: all
     costs: Any = None  # a name, a costs.json, a small table, or a timed results folder
     threads: int | None = None
-    results_dir: str | None = None  # folder for replay.json and samples.jsonl; None: write none
 
     def __post_init__(self) -> None:
         if not self.recording:

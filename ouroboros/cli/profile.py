@@ -1,13 +1,11 @@
 """Measure where the time goes on this machine: `ouroboros profile`.
 
-The options are those of `ouroboros bench`, plus profile.* (conf/profiling.yaml).
+The options are those of `ouroboros bench`, plus profile.* (conf/profile.yaml).
 """
 
 from __future__ import annotations
 
 import sys
-
-from hydra.core.hydra_config import HydraConfig
 
 from ouroboros.bench.report.profile import ProfileOptions
 from ouroboros.bench.report.profile import profile as measured
@@ -16,20 +14,11 @@ from ouroboros.bench.run.run import short_path
 from ouroboros.cli import options as cli
 from ouroboros.cli.bench import run_config
 
-DURATION = """\
-with its defaults this takes a few minutes; profile.visits=1 or fewer decoders shorten it"""
-
 
 def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
     """Measure a profile and print its main tables (profile.md has the rest); return the exit code
     and the JSON document."""
-    what, choices = ProfileOptions(**options.profile), HydraConfig.get().runtime.choices
-    for name in ("experiment", "rehearsal"):
-        if choices.get(name):
-            reason = "conf/profiling.yaml would override its decoders and prompts"
-            raise ValueError(f"{name}={choices[name]}: {reason}; give the options themselves")
-    config, _ = run_config(options)
-    print(DURATION, file=sys.stderr)
+    (config, _), what = run_config(options), ProfileOptions(**options.profile)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)
     tables = found.tables()
     tables["steps"] = tables["steps"].iloc[:, :7]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +12,24 @@ import torch
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
-from ouroboros.bench.report.tables import cell
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import provenance
-from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.bench.run.run import short_path
+from ouroboros.bench.report.tables import cell, terminal_table
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
+from ouroboros.bench.run.pair import load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import known, print_table
+from ouroboros.cli.common import terminal
 from ouroboros.cli.options import ReplayOptions
-from ouroboros.core.detokenizer import text_of
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 
-UNEVEN = "warning: not every decoder has all recorded prompts: rows are for different prompts"
-NOT_WRITTEN = "results_dir=FOLDER writes all counts and the samples"
-
 
 def replay(options: ReplayOptions) -> tuple[int, dict]:
-    """Replay each decoder; print the tables and, with a `results_dir`, write them; return the exit
-    code (2 if a decoder could not be replayed) and the JSON document."""
+    """Replay each decoder and print the table; return the exit code (2 if a decoder could not be
+    replayed) and the JSON document, which has all counts."""
     for name in ("max_new", "limit", "threads"):
         check_whole(name, getattr(options, name), null=True)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     check_decoders(options.decoder)
-    out = ResultsFolder(options.results_dir) if options.results_dir else None
-    if out and any(file.is_file() for file in out.path.glob("*")):
-        raise ValueError(f"results_dir={out.path} is not empty: choose another folder")
     costs = load_costs(options.costs)
     path, spec = Path(str(options.recording)), options.model
     folder, tokenizer = ResultsFolder(path) if path.is_dir() else None, load_tokenizer(spec)
@@ -49,10 +38,14 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
-    same = True  # the draft is the recorded one
+    other = None  # the recorded draft, if the replay has another one
     if any(map(needs_draft, options.decoder.values())):
-        same = has_recorded_draft(spec, run)
-        draft = runs_of(recording).load_draft(spec, tokenizer)
+        draft, made = runs_of(recording).load_draft(spec, tokenizer), run["model"].get("draft")
+        other = made if made and Path(str(spec.draft)).name != Path(made).name else None
+    if other:
+        remedy = "whose cost is unknown: give model.draft=<folder or id> for the recorded one"
+        mine = f"the recorded run drafted with {other}, this replay with {spec.draft}"
+        print(f"warning: {mine}, {remedy}", file=sys.stderr)
     plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     drafters, samples, failures = {}, {}, list[ValueError]()
     for name, config in with_pools(options.decoder, draft, tokenizer).items():
@@ -72,29 +65,23 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     texts = {name: runs_of(recording, name) for name in samples}
     prompts = {frozenset((r.example, r.repeat) for r in own.runs) for own in texts.values()}
     if len(prompts) > 1:
-        print(UNEVEN, file=sys.stderr)
-    ratio = run["model"].get("draft_cost") if folder and same else None
+        uneven = "not every decoder has all recorded prompts: rows are for different prompts"
+        print(f"warning: {uneven}", file=sys.stderr)
+    ratio = run["model"].get("draft_cost") if folder and not other else None
     table = replaying.replay_table(
         samples, texts, costs=costs, draft_ratio=ratio, max_new=options.max_new
     )
     if "failed" in table:
         reasons = table["failed"].dropna().items()
         failures += [ValueError(f"{name} is not predicted: {reason}") for name, reason in reasons]
-    document: dict = {"title": f"replay of {path.name}", "decoders": known(table).to_dict("index")}
+    counts = table.astype(object).where(table.notna(), None).to_dict("index")  # None for JSON
+    document: dict = {"title": f"replay of {path.name}", "decoders": counts}
     if costs is not None:
         document["costs"] = costs.about.get("name", "the given costs")
         bare = "" if costs.prefill_ms else ", without prefill"
         document["title"] += f", predicted with {document['costs']}{bare}"
     print(document["title"], end="\n\n")
-    print_table(terminal_columns(table))
-    if out:
-        with out.locked():
-            for sample in (one for own in samples.values() for one in own):
-                text = text_of(tokenizer, sample.new_tokens)
-                out.append(SAMPLES, replace(sample, text=text).to_dict())
-        out.write_json("replay.json", document | {"provenance": provenance()})
-    where = f"all counts: {short_path(out.path / 'replay.json')}" if out else NOT_WRITTEN
-    print(where, file=sys.stderr)
+    terminal().print(terminal_table(terminal_columns(table)))
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 2 if failures else 0, {"recording": path.name, **document}
@@ -107,20 +94,7 @@ def terminal_columns(table: pd.DataFrame) -> pd.DataFrame:
         shown[METRICS[name].heading] = [cell(METRICS[name], row) for _, row in table.iterrows()]
     if "predicted_speedup" in table:
         speedup = METRICS["predicted_speedup"]
-        shown["ms/token"] = table["predicted_ms_per_token"].to_numpy()
+        ms = table["predicted_ms_per_token"].map("{:.2f}".format, na_action="ignore")
+        shown["ms/token"] = ms.fillna("-").to_numpy()
         shown[speedup.heading] = [cell(speedup, row) for _, row in table.iterrows()]
     return shown
-
-
-def has_recorded_draft(spec: PairSpec, run: Mapping) -> bool:
-    """Return whether `spec` names the draft of a recorded `run` (run.json); True if unknown. Prints
-    a warning for another draft."""
-    recorded = run["model"].get("draft")
-    if not recorded or not spec.draft or Path(spec.draft).name == Path(recorded).name:
-        return True
-    print(
-        f"warning: the recorded run drafted with {recorded}, this replay with {spec.draft}, whose "
-        "cost is unknown: give model.draft=<folder or id> for the recorded one",
-        file=sys.stderr,
-    )
-    return False

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
@@ -17,7 +16,6 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import composed
 from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
 from ouroboros.core.instantiate import check_whole
@@ -25,7 +23,6 @@ from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 
-DURATION = "with its defaults this takes hours; fewer decoders, trials or a limit shorten it"
 TITLE = """\
 # Tuning on {texts} recorded development texts
 
@@ -45,14 +42,12 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
     check_decoders(options.decoder)
-    overrides = list(HydraConfig.get().overrides.task)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
     costs: Any = {made.about["name"]: made for made in map(load_costs, options.costs) if made}
     results = Path(options.results_dir)
     pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
-    print(DURATION, file=sys.stderr)
     on, limit = [], options.max_new
     for path in paths:
         spec = TaskSpec("prompts", {"path": path, "template": "auto"}, limit=options.limit)
@@ -62,17 +57,7 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
             models = pair.target, pair.models
             bench = Bench(*models, task, examples, {}, limit, sampling=sampling)  # type: ignore[arg-type]
             on.append(tuning.record(bench))
-    machines, given = [], {one.lstrip("+").partition("=")[0] for one in overrides}
-    for name, own in costs.items():
-        decoders = dict(options.decoder)
-        if (FOLDER / "experiment" / f"drafters_{name}.yaml").exists():  # settings for these costs
-            compared = composed([f"experiment=drafters_{name}"]).decoder
-            for decoder, settings in decoders.items():
-                mine = {k for k in settings if f"decoder.{decoder}.{k}" in given}
-                of = SPACES[decoder].keys() - mine
-                tuned = {k: v for k, v in compared.get(decoder, {}).items() if k in of}
-                decoders[decoder] = {**settings, **tuned}
-        machines.append(tuning.Machine(name, own, decoders))
+    machines = [tuning.Machine(name, own, options.decoder) for name, own in costs.items()]
     report, best = tuning.tune(
         *(machines, on, list(options.decoder), results),
         trials=options.trials,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +10,6 @@ from typing import Any
 import yaml
 
 from ouroboros.conf import FOLDER
-
-Space = Mapping[str, Sequence]
-"""For each setting, the values that a search may try."""
 
 SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8"))
@@ -24,37 +20,29 @@ SPACES: dict[str, dict[str, list]] = {
 
 def search(
     score: Callable[[dict], float],
-    space: Space,
+    space: Mapping[str, Sequence],
     *,
     start: Mapping[str, Any],
 ) -> dict:
-    """Return the settings with the highest score found by a coordinate search.
+    """Return the settings with the highest score found by a coordinate search in `space`, the
+    values that each setting may have.
 
     Each round takes every setting in turn and tries all its values, with the others fixed. The
-    search ends when a round improves nothing. Of equal scores the first found wins; no settings are
-    scored twice.
+    search ends when a round improves nothing. Of equal scores the first found wins.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
     {'a': 2, 'b': 2}
     """
-    scores: dict[str, float] = {}
-
-    def scored(settings: dict) -> float:
-        key = json.dumps(settings, sort_keys=True)
-        if key not in scores:
-            scores[key] = score(settings)
-        return scores[key]
-
     best, last = dict(start), None
     while best != last:
         last = best
         for key, values in space.items():
-            best = max([best, *({**best, key: value} for value in values)], key=scored)
+            best = max([best, *({**best, key: value} for value in values)], key=score)
     return best
 
 
-def random_settings(space: Space, count: int, seed: str) -> list[dict]:
+def random_settings(space: Mapping[str, Sequence], count: int, seed: str) -> list[dict]:
     """Return {} (the configured settings) and `count - 1` different random settings of a space; if
     it has fewer, all of them."""
     found: list[dict] = [{}]

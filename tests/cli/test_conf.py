@@ -6,20 +6,19 @@ import logging
 import pytest
 from bench_models import tiny_pair
 from composing import ROOT, composed, names
+from hydra.types import RunMode
 from hydra.utils import get_class
+from omegaconf import OmegaConf
 from tiny import mostly_slow
 
-from ouroboros import Ouroboros, argmax
 from ouroboros.bench.run.config import REMOVED, RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli import common
+from ouroboros.cli import bench, common
 from ouroboros.core.instantiate import find_class
 from ouroboros.decoder_factory import decoder_factories
-from ouroboros.drafters.pool import save_state
-from ouroboros.models import standin, vocab
+from ouroboros.models import standin
 
 
 def test_the_main_job_compares_on_the_reference_pair():
@@ -62,24 +61,6 @@ def test_every_decoder_composes_alone_and_can_be_built(name, pair):
         assert made.draft is pair.draft
 
 
-def saved_memory(path, tokenizer) -> None:
-    """A file of what Ouroboros knows after the text 1 2 3."""
-    made = Ouroboros()
-    made.load_state_dict({**made.state_dict(), "text": [1, 2, 3]})
-    save_state(made, path, tokenizer_id=vocab.fingerprint(tokenizer))
-
-
-def test_a_saved_pool_is_loaded(tmp_path, pair):
-    path = tmp_path / "pool.json"
-    saved_memory(path, pair.target.tokenizer)
-    set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
-    config = composed("decoder=ouroboros", *set_up)
-    factories = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)
-    made = factories["ouroboros"]()
-    made.reset(argmax)
-    assert made.state_dict()["text"][:3] == [1, 2, 3]
-
-
 TABLES = [name for name in names("experiment") if name.endswith("b")]
 QUICK = [TABLES[0], "ablation", "gpu_headline"]
 
@@ -104,14 +85,10 @@ def test_every_experiment_is_a_run(name, pair):
     assert paper["_target_"] == "ouroboros.OuroborosPaper" and "gamma" not in decoders["ouroboros"]
 
 
-def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
+def test_decoders_that_an_experiment_sets_may_be_left_out():
     config = common.composed(["experiment=drafters_flat", "decoder=[greedy,prompt_lookup]"])
     assert list(config.decoder) == ["greedy", "prompt_lookup"]
     assert config.decoder["prompt_lookup"]["num_tokens"] == 31
-    said = capsys.readouterr().err
-    assert said.endswith("suffix_decoding, suffix_hybrid, racer\n") and "prompt_lookup," not in said
-    common.composed(["experiment=drafters_flat"])
-    assert not capsys.readouterr().err
     with pytest.raises(ValueError, match=r"there is no decoder 'lookahed' .did you mean lookahead"):
         common.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
     with pytest.raises(ValueError, match=r"there is no decoder 'foo'"):
@@ -245,6 +222,26 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     assert run_bench(*tiny[:3], *failing, "seed=1,2", "-m")[0] == 3, "some samples failed"
 
 
+JOBLIB = {"_target_": "x.JoblibLauncher", "n_jobs": -1}
+BASIC = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+
+
+def configured(monkeypatch, launcher: dict, *overrides: str, job: int = 0) -> RunConfig:
+    """The config of a job of a sweep."""
+    facts = {"mode": RunMode.MULTIRUN, "launcher": launcher, "job": {"num": job}}
+    monkeypatch.setattr(bench.HydraConfig, "get", lambda: OmegaConf.create(facts))
+    return bench.run_config(common.composed(["decoder=greedy", "results_dir=x", *overrides]))[0]
+
+
+def test_only_jobs_with_a_device_each_are_timed_side_by_side(monkeypatch):
+    assert configured(monkeypatch, BASIC).timing
+    assert configured(monkeypatch, JOBLIB, "timing=false").results_dir == "x/000"
+    assert configured(monkeypatch, JOBLIB, "model.device=cuda:3", job=3).results_dir == "x/003"
+    for shared in ([], ["model.device=cuda:0"]):
+        with pytest.raises(ValueError, match=r"side by side on one device.*timing=false"):
+            configured(monkeypatch, JOBLIB, *shared, job=3)
+
+
 RECORDED = sorted((ROOT / "results").rglob("run.json"))
 
 
@@ -254,6 +251,6 @@ def test_a_recorded_run_has_the_options_and_classes_of_today(path):
     for own in [*recorded["decoder"].values(), recorded["task"]]:
         assert own["_target_"].startswith("ouroboros.") and find_class(own["_target_"], "")
     if path.parent.name != "profile":  # of 0.1, whose Ouroboros had other options
-        now = settings(RunConfig.from_mapping(recorded))
+        now = RunConfig.from_mapping(recorded).to_mapping()
         for old, own in ((recorded.pop("model"), now.pop("model")), (recorded, now)):
             assert {name: old[name] for name in old.keys() - {*REMOVED}}.items() <= own.items()

@@ -154,15 +154,3 @@ def test_a_race_is_of_the_same_text(told):
     code, out, _ = told("def f", "max_new=8", "race=true", "temperature=0.8", "seed=3")
     assert code == 0 and "== greedy" in out and "== ouroboros" in out
     assert "the same text, token for token" in out
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["decoder.speculative.gama=3", "decoder=speculative"], "gamma"),
-        (["decoder=hf_greedy"], "hf_greedy runs on another engine"),
-    ],
-)
-def test_mistakes_are_one_line(told, argv, says):
-    code, _, text = told("def f", *argv)
-    assert code == 2 and says in text and text.count("\n") == 1

@@ -71,20 +71,6 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     assert made == ["flat"] * 2, "other trials"
 
 
-def test_an_override_is_the_configured_setting_for_all_costs(call, saved_pair, monkeypatch):
-    monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [4]})
-    told = []
-
-    def noted(name, costs, decoders):
-        told.append(decoders["prompt_lookup"]["num_tokens"])
-        return Machine(name, costs, decoders)
-
-    monkeypatch.setattr("ouroboros.tuning.tune.Machine", noted)
-    words = ("decoder=prompt_lookup", "trials=1", "temperatures=[0]", f"prompts=[{DEVELOPMENT[0]}]")
-    tuned(call, saved_pair, *words, "decoder.prompt_lookup.num_tokens=2")
-    assert told == [2, 2], "also for the costs epyc and flat, which have settings of their own"
-
-
 def test_a_setting_is_as_fast_as_its_calls_cost():
     one_large = [sample("a", "d", [step(3, 2)])]
     three_small = [sample("a", "d", [step(0, 0)] * 3)]

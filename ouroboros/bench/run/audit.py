@@ -8,12 +8,13 @@ failed completions, and for those that do not end at an end token, a limit or a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 
 import psutil
 import torch
+from tqdm import tqdm
 
 from ouroboros.audit.audit import WHOLE, Auditor, Control, Finding, well_ended
 from ouroboros.audit.report import Row
@@ -33,14 +34,8 @@ def load_audit(folder: ResultsFolder) -> list[Row]:
     return list(read_lines(folder.path / AUDIT, lambda row: Row(**row)))
 
 
-def audit_run(
-    job: Bench,
-    folder: ResultsFolder,
-    *,
-    controls: bool,
-    on_row: Callable[[], object] = lambda: None,
-) -> None:
-    """Write audit.jsonl: a `Row` for each prompt and repeat; `on_row` is called after each. Does
+def audit_run(job: Bench, folder: ResultsFolder, *, controls: bool, progress: bool = False) -> None:
+    """Write audit.jsonl: a `Row` for each prompt and repeat; with `progress`, show a bar. Does
     nothing if the run has no greedy decoder.
 
     With `controls`, standard decoding is also compared with transformers' own forward on every
@@ -64,8 +59,8 @@ def audit_run(
     in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
     # With exact calls, this engine's decoders have no ties; other engines may.
     tieless = {n for n, one in made.items() if job.target.exact and isinstance(one, Drafter)}
-    rows = []
-    for repeat, example in product(range(job.repeats), job.examples):
+    rows, texts = [], list(product(range(job.repeats), job.examples))
+    for repeat, example in tqdm(texts, desc="audit", leave=False, disable=not progress):
         keys = {name: (example.id, name, repeat) for name in job.decoders}
         group = {name: samples.get(key) for name, key in keys.items() if finished or key in samples}
         findings, plain = _without_comparison(group, in_law), group.get(PLAIN)
@@ -99,7 +94,6 @@ def audit_run(
         if findings:
             known = {name: one.to_dict() for name, one in findings.items()}
             rows.append(Row(example.id, repeat, known, list(map(asdict, controlled))))
-        on_row()
     folder.write_text(AUDIT, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 

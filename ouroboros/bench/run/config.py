@@ -1,4 +1,4 @@
-"""The options of a run, with their defaults. Hydra composes conf/config.yaml over `RunConfig`.
+"""The options of a run, with their defaults. Hydra composes conf/bench.yaml over `RunConfig`.
 
 OmegaConf checks names and types; ranges and combinations are checked here, before anything is
 loaded. Importing this module does not import torch.
@@ -120,18 +120,13 @@ class Sampling:
         choose: TokenSelector = argmax
         if self.temperature:
             cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-            seed = derive_seed(self.seed, example, repeat)
+            digest = hashlib.sha256(f"{self.seed}\0{example}\0{repeat}".encode()).digest()
+            seed = int.from_bytes(digest[:8]) >> 2
             choose = Sampler(temperature=self.temperature, seed=seed, **cuts)  # type: ignore[arg-type]
         if self.repetition_penalty == 1.0:
             return choose
         penalty = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
         return Processed(choose, [penalty], vocab=vocab)
-
-
-def derive_seed(seed: int, example: str, repeat: int) -> int:
-    """Return a 62-bit seed that depends on the run's seed, the example's id and the repeat."""
-    digest = hashlib.sha256(f"{seed}\0{example}\0{repeat}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 2
 
 
 @dataclass

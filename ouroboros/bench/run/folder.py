@@ -51,7 +51,7 @@ FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, PROMPTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
-    *("profile.json", "profile.md", "verify_cost.png", "step_time.png"),
+    "profile.md",
 )
 """Files that overwriting a run removes (samples.jsonl, which has the lock, is emptied)."""
 SampleKey = tuple[str, str, int]
@@ -138,8 +138,7 @@ class ResultsFolder:
         for name in MADE if self.overwrite else (AUDIT, "audit.md"):
             for path in self.path.glob(name):
                 path.unlink()
-        resumed = 0 if old is None else old.get("resumed", 0) + 1
-        return self.save_run({**(old or facts), "resumed": resumed}, status="running")
+        return self.save_run(old or facts, status="running")
 
     def save_run(self, facts: dict, *, status: str) -> dict:
         """Write and return run.json with a status ("running", "interrupted" or "finished")."""

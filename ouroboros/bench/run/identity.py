@@ -49,17 +49,15 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     - `config`: the options that may affect samples
     - `contents`: the hash of the prompts
     - `files`: the options that name an existing file or folder
-    - `load`: CPU and GPU load at the start; `provenance`: time, versions, git state and machine
+    - `provenance`: time, versions, git state and machine
     """
-    contents = {"prompts": fingerprint(examples)}
-    files = [option for option, path in config.files().items() if path.exists()]
-    found = {"config": settings(config), "contents": contents, "files": files}
-    return without_paths({**found, "load": host_load(), "provenance": provenance()})
-
-
-def settings(config: RunConfig) -> dict:
-    """Return the options that may affect samples, as plain values."""
-    return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
+    found = {
+        "config": {k: v for k, v in config.to_mapping().items() if k not in NOT_IDENTITY},
+        "contents": {"prompts": fingerprint(examples)},
+        "files": [option for option, path in config.files().items() if path.exists()],
+        "provenance": provenance(),
+    }
+    return without_paths(found)
 
 
 def changes(old: Mapping, new: Mapping) -> str:
@@ -144,20 +142,10 @@ def machine() -> dict:
     }
 
 
-def host_load(seconds: float = 0.2) -> dict[str, float]:
-    """Return the current load of this process's CPUs, {"cpu_percent": ...}, and of the busiest GPU,
-    "gpu_percent", if there is one. Call this before starting any work."""
-    found = {"cpu_percent": round(_cpu_percent(seconds), 1)}
-    with suppress(Exception):  # no GPU, or its driver does not report it
-        gpus = range(torch.cuda.device_count())
-        found["gpu_percent"] = float(max(torch.cuda.utilization(gpu) for gpu in gpus))
-    return found
-
-
 @contextmanager
-def other_load(load: dict) -> Iterator[None]:
-    """Record in `load` how much of this process's CPUs other programs use meanwhile, in percent, as
-    "other_percent" (of a resumed run the maximum)."""
+def other_load(record: dict) -> Iterator[None]:
+    """Record in a run's `record` how much of this process's CPUs other programs use meanwhile, in
+    percent, as "load", {"other_percent": ...} (of a resumed run the maximum)."""
     _cpu_percent()
     began_s, own_s = time.perf_counter(), time.process_time()
     try:
@@ -166,13 +154,13 @@ def other_load(load: dict) -> Iterator[None]:
         passed_s, own_s = time.perf_counter() - began_s, time.process_time() - own_s
         own_percent = 100 * own_s / passed_s / len(os.sched_getaffinity(0))
         others = round(_cpu_percent() - own_percent, 1)
-        load["other_percent"] = max(others, load.get("other_percent", 0.0))
+        before = record.get("load", {}).get("other_percent", 0.0)
+        record["load"] = {"other_percent": max(others, before)}
 
 
-def _cpu_percent(seconds: float | None = None) -> float:
-    """Return the load of this process's CPUs by all programs over the next `seconds`, or since the
-    last call."""
-    busy = psutil.cpu_percent(seconds, percpu=True)
+def _cpu_percent() -> float:
+    """Return the load of this process's CPUs by all programs since the last call."""
+    busy = psutil.cpu_percent(percpu=True)
     mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
     return sum(mine) / max(1, len(mine))
 

@@ -23,7 +23,9 @@ from math import isfinite
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
+from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PROMPTS, SAMPLES, SCORES, ResultsFolder
@@ -115,23 +117,18 @@ class Bench:
                 for order, name in enumerate([*names[first:], *names[:first]]):
                     yield name, repeat, order, self.examples[start : start + size]
 
-    def run(
-        self,
-        folder: ResultsFolder,
-        on_sample: Callable[[Sample], object],
-        *,
-        retry_failed: bool = False,
-    ) -> None:
+    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], object]) -> None:
         """Measure the samples that the folder lacks; pass every sample to `on_sample`, finished
         ones first.
 
-        With `retry_failed`, failed samples are measured again; the new line replaces the old one.
+        If the folder has `retry_failed`, failed samples are measured again; the new line replaces
+        the old one.
         Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
         phrase pool between prompts continues from the pool saved in the folder.
         """
         saved = folder.load_prompts()
         self.prompts.texts |= saved
-        done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
+        done = {s.key: s for s in folder.load_samples() if not (folder.retry_failed and s.error)}
         for sample in done.values():
             on_sample(sample)
         missing = [
@@ -309,13 +306,14 @@ class Bench:
                 yield row.complete(trace, self.target.tokenizer, peak_bytes)
             clock += wall_s
 
-    def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> str | None:
-        """Score the folder's samples; equal completions of a prompt are scored once. Return the
-        task's first error in one line, or None; completions with errors get no score."""
+    def score(self, folder: ResultsFolder, record: dict, *, progress: bool = False) -> str | None:
+        """Score the folder's samples that have no score yet, and the corpora, in its `record`
+        (run.json); equal completions of a prompt are scored once. Return the task's first error in
+        one line, or None; completions with errors get no score. With `progress`, show a bar."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
-        failure = None
-        for sample in folder.load_samples():
+        failure, samples = None, folder.load_samples()
+        for sample in tqdm(samples, desc="scoring", leave=False, disable=not progress):
             if sample.error or sample.key in done:
                 continue
             completion = (sample.example, sample.text)
@@ -331,7 +329,10 @@ class Bench:
             if scores := known[completion]:
                 key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                 folder.append(SCORES, {**key, "scores": scores})
-            on_score()
+        try:
+            record["corpus_scores"] = corpus_scores(self.task, self.examples, samples)
+        except Exception as error:
+            failure = failure or in_one_line(error)
         return failure
 
 

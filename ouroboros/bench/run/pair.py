@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
@@ -15,7 +14,7 @@ from ouroboros.core.instantiate import instantiate
 from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.head import listed_ids
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
-from ouroboros.engine.model import CachedModel, EngineName
+from ouroboros.engine.model import CachedModel
 from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.models import standin, vocab
@@ -65,9 +64,6 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
         other = "standin" if spec.standin else "device"
         remedy = f"leave it out, or give model.{other}=null"
         raise ValueError(f"model.options.{min(placed)} has no effect with model.{other}: {remedy}")
-    if spec.engine not in get_args(EngineName):
-        known = ", ".join(get_args(EngineName))
-        raise ValueError(f"model.engine={spec.engine}: choose from {known}")
     source, device, gpus = spec.path(role), device_of(spec), torch.cuda.device_count()
     try:
         place = torch.device(device)

@@ -10,7 +10,7 @@ A run that was interrupted resumes when it is called again with the same `result
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -20,18 +20,17 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import BUSY, check_found, describe, other_load, without_paths
-from ouroboros.bench.run.loop import Bench, in_one_line
+from ouroboros.bench.run.identity import check_found, describe, other_load, without_paths
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
 from ouroboros.bench.run.prompts import PromptBuilder
 from ouroboros.bench.tasks.dataset import AUTO
-from ouroboros.bench.tasks.sandbox import check_sandbox, kind
+from ouroboros.bench.tasks.sandbox import check_sandbox
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, decoder_factories, wants_costs
@@ -80,7 +79,13 @@ def run(
             say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
-        config, task, examples = load_task(config)
+        if config.task.options.get("template") == AUTO:
+            tokenizer = load_tokenizer(config.model)
+            config = replace(config, task=config.task.for_tokenizer(tokenizer))
+        task, examples = config.task.load()
+        if getattr(task, "execute_code", False):
+            check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+        check_decoders(config.decoder)
         costs, facts = load_costs(config.costs), describe(config, examples)
         if config.parallel and config.timing:
             facts["provenance"]["machine"]["processes"] = ranks.size
@@ -103,8 +108,12 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
         if Path(config.model.target or "").is_dir():  # the folder may move
             folder.write_tokenizer(pair.target.tokenizer)
-        for line in caveats(config, bench, facts["load"]):
-            say(line)
+        spread = bench.costs.about.get("spread") if bench.costs else None
+        if isinstance(spread, float) and spread > NOISY:
+            noise = f"the measured call costs, which decoders plan with, vary by {spread:.0%}"
+            say(f"{noise}: repeat the run on a quiet machine, or give costs=<file or name>")
+        if PLAIN not in bench.decoders:
+            say(f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict")
         names = model_names(facts["model"])
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(place)}")
@@ -112,13 +121,11 @@ def run(
         finished = False
         try:
             # The other processes of a parallel run would count as other programs.
-            with nullcontext() if config.parallel else other_load(record["load"]):
+            with nullcontext() if config.parallel else other_load(record):
                 measure(bench, folder, progress=progress)
-            if not ranks.rank:
-                with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
-                    if failure := score(bench, folder, record, bar.update):
-                        later = f"'ouroboros audit {short_path(place)}' scores them"
-                        say(f"some completions have no score: {failure}; {later}")
+            if not ranks.rank and (failure := bench.score(folder, record, progress=progress)):
+                later = f"'ouroboros audit {short_path(place)}' scores them"
+                say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)
@@ -135,28 +142,13 @@ def run(
         folder.save_run(record, status="finished" if finished else "interrupted")
 
         if finished and config.audit != "none":
-            how: dict = {"total": len(bench.examples) * bench.repeats, "leave": False}
             try:
-                with tqdm(desc="audit", disable=not progress, **how) as bar:
-                    audit_run(bench, folder, controls=config.audit == "all", on_row=bar.update)
+                audit_run(bench, folder, controls=config.audit == "all", progress=progress)
             except (KeyboardInterrupt, Exception) as error:
                 reason = str(error).strip() or type(error).__name__
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
                 finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
-
-
-def load_task(config: RunConfig) -> tuple[RunConfig, Task, list[Example]]:
-    """Return the config with the template that template=auto stands for, the task, and its
-    prompts. Raises `ValueError` if decoders or the sandbox for code cannot run."""
-    if config.task.options.get("template") == AUTO:
-        tokenizer = load_tokenizer(config.model)
-        config = replace(config, task=config.task.for_tokenizer(tokenizer))
-    task, examples = config.task.load()
-    if getattr(task, "execute_code", False):
-        check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
-    check_decoders(config.decoder)
-    return config, task, examples
 
 
 def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
@@ -171,21 +163,7 @@ def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
             bar.set_postfix_str(named, refresh=False)
             bar.update()
 
-        bench.run(folder, tick, retry_failed=folder.retry_failed)
-
-
-def score(
-    bench: Bench, folder: ResultsFolder, record: dict, on_score: Callable[[], object]
-) -> str | None:
-    """Score completions that have no score yet, and the corpora, in `record`, the folder's
-    run.json; return the first error in one line, or None."""
-    failure = bench.score(folder, on_score)
-    try:
-        found = corpus_scores(bench.task, bench.examples, folder.load_samples())
-    except Exception as error:
-        return failure or in_one_line(error)
-    record["corpus_scores"] = found
-    return failure
+        bench.run(folder, tick)
 
 
 def build(
@@ -263,20 +241,6 @@ def short_path(path: Path) -> str:
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
-def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
-    """Yield a warning for each reason to doubt the run's results."""
-    if config.timing and (busy := max(load.values())) > BUSY:
-        yield f"other programs use {busy:.0f} % of this machine: times are longer and less certain"
-    spread = bench.costs.about.get("spread") if bench.costs else None
-    if isinstance(spread, float) and spread > NOISY:
-        yield (
-            f"the measured call costs, which decoders plan with, vary by {spread:.0%}: repeat the "
-            "run on a quiet machine, or give costs=<file or name>"
-        )
-    if PLAIN not in bench.decoders:
-        yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
-
-
 def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records about the loaded task, models and decoders, by key.
 
@@ -311,7 +275,6 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "eos": sorted(bench.eos),
         },
         "packed": {role: model.packed.rows for role, model in roles.items()},
-        "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
+from measured import step
+from ouroboros.baselines import PromptLookup, Speculative
 from pretended_cuda import pretend
 
 from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run import folder as folders
 from ouroboros.bench.run import loop
-from ouroboros.bench.run.config import Sampling, derive_seed
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, TREES
 from ouroboros.core.select import argmax
+from ouroboros.core.trace import DecodeTrace, cut
 from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import decoder_factories
@@ -88,19 +91,22 @@ def test_a_failure_is_a_row_without_paths_and_the_run_goes_on(pair, tmp_path):
     (failed,) = [s for s in folder.load_samples() if s.error]
     assert (failed.key, failed.new_tokens) == (("p1", "other", 0), ())
     assert failed.error == "RuntimeError: no draft for place here" and failed.prompt_tokens == 2
-    assert "second line" in (tmp_path / FAILURES).read_text()
+    (line,) = (tmp_path / FAILURES).read_text().splitlines()
+    row = json.loads(line)
+    assert row["key"] == ["p1", "other", 0] and "second line" in row["traceback"]
+    assert "/very/secret" not in row["traceback"]
 
 
 def test_equal_completions_are_scored_once_and_scoring_resumes(pair, tmp_path):
     bench = job(pair)
     folder = ran(bench, tmp_path)
-    bench.score(folder, lambda: None)
+    bench.score(folder, {})
     assert bench.task.asked == 3
     scores = folder.load_scores()
     assert len(scores) == 6 and all("chars" in row for row in scores.values())
     lines = (tmp_path / SCORES).read_text().splitlines(keepends=True)
     (tmp_path / SCORES).write_text("".join(lines[:5]))
-    bench.score(folder, lambda: None)
+    bench.score(folder, {})
     assert folder.load_scores() == scores
 
 
@@ -110,10 +116,10 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(
         Counting, "score", lambda *asked: score(*asked) if asked[1].id != "p1" else 1 / 0
     )
-    assert bench.score(folder, lambda: None) == "p1: ZeroDivisionError: division by zero"
+    assert bench.score(folder, {}) == "p1: ZeroDivisionError: division by zero"
     assert {key[0] for key in folder.load_scores()} == {"p0", "p2"}
     monkeypatch.setattr(Counting, "score", lambda *asked: {"f1": float("nan")})
-    assert bench.score(folder, lambda: None) == "p1: ValueError: the score f1 is no finite number"
+    assert bench.score(folder, {}) == "p1: ValueError: the score f1 is no finite number"
 
 
 def test_a_completion_is_decoded_as_the_continuation_of_its_prompt(pair, tmp_path, monkeypatch):
@@ -146,8 +152,34 @@ def test_sampling_is_shared_by_decoders_and_differs_by_prompt_and_sample(pair, t
     assert samples["p0", "greedy", 0] == samples["p0", "other", 0]
     assert samples["p0", "greedy", 0] != samples["p0", "greedy", 1]
     assert Sampling().choose("p0", 0, vocab=9) is argmax
-    assert len({derive_seed(s, e, n) for s in (0, 1) for e in "ab" for n in (0, 1)}) == 8
-    assert 0 <= derive_seed(0, "a", 0) < 2**62
+
+
+def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():
+    trace = DecodeTrace([9, 1, 2, 3, 4, 5, 6], 1, [step(4, 1), step(4, 2), step(4, 0)])
+    short = cut(trace, 4)
+    assert short.new_tokens == [1, 2, 3, 4] and short.finish == "stop"
+    sources = [("draft", "target"), ("draft", "draft")]
+    assert [(s.new, s.accepted, s.sources) for s in short.steps] == [(2, 1, s) for s in sources]
+    assert cut(trace, 2).steps == trace.steps[:1]
+
+
+def test_every_decoder_keeps_the_same_tokens(pair):
+    prompts = [f"def f_{i}(a, b):" for i in range(6)]
+    task = TextTask(*prompts, max_new=60, stop=("e", "\n", "ab", "z"))
+    job = bench_of(pair, task, {})
+    makers = [
+        RootOnly,
+        lambda: Speculative(pair[1], gamma=6),
+        lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
+    ]
+    stopped = 0
+    for example in task.load():
+        samples = [row.sample for m in makers for row in job.measured([m()], [(example, 0)])]
+        assert len({(s.error, s.new_tokens, s.finish) for s in samples}) == 1
+        assert all(sum(step.new for step in s.steps) == len(s.new_tokens) for s in samples)
+        assert not samples[0].error
+        stopped += samples[0].finish == "stop"
+    assert stopped, "the test needs a completion that stops"
 
 
 DRAFTERS = {"greedy": RootOnly, "guess": Guess, "sure": Sure}

@@ -62,16 +62,6 @@ def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path)
         rebuild(folder, {**paths, "max_new": 9})
 
 
-def test_a_target_in_a_relative_folder_keeps_its_tokenizer(config, saved, monkeypatch):
-    monkeypatch.chdir(saved)
-    near = replace(config.model, target="target", draft="draft")
-    own = {
-        name: {**one, "draft": "draft"} if "draft" in one else one
-        for name, one in config.decoder.items()
-    }
-    assert run(replace(config, model=near, decoder=own)).folder.load_tokenizer() is not None
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_interrupted_run_says_how_to_resume(config, monkeypatch, overwrite):
     """The same command would overwrite its finished samples."""

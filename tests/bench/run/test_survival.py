@@ -93,10 +93,10 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
     assert (tmp_path / SAMPLES).read_bytes() == lines
     folder.save_run(folder.load_run(), status="finished")
     folder.append(AUDIT, {"verdicts": "of the samples so far"})
-    ResultsFolder(tmp_path, retry_failed=True).open_run({})
+    again, seen = ResultsFolder(tmp_path, retry_failed=True), list[Sample]()
+    again.open_run({})
     assert not (tmp_path / AUDIT).exists()
-    seen: list[Sample] = []
-    bench.run(folder, seen.append, retry_failed=True)
+    bench.run(again, seen.append)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
     assert folder.load_samples() == seen and seen[-1].key == ("p0", "moody", 0)
     assert len((tmp_path / SAMPLES).read_bytes().splitlines()) == 7
@@ -105,32 +105,21 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
         ResultsFolder(tmp_path, retry_failed=True).run_to_resume({})
 
 
-def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
-    whole = ran(small, tmp_path).load_samples()
-    path = tmp_path / SAMPLES
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
-    assert ResultsFolder(tmp_path).load_samples() == whole[:3]
-    resumed = ran(small, tmp_path).load_samples()
-    assert resumed[:3] == whole[:3] and counts(resumed) == counts(whole)
-    assert len(path.read_bytes().splitlines()) == 6
-
-
 def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.open_run(FACTS)
-    for name in ("notes.txt", "profile.json"):
+    for name in ("notes.txt", "profile.md"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
         folder.open_run(OTHER)
-    assert folder.open_run(FACTS)["resumed"] == 1
+    assert folder.open_run(FACTS) == {**FACTS, "status": "running"}
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"already finished.*overwrite=true; 'ouroboros audit'"):
         folder.open_run(FACTS)
     folder.append(SAMPLES, {})
-    assert ResultsFolder(tmp_path, overwrite=True).open_run(OTHER)["resumed"] == 0
+    assert ResultsFolder(tmp_path, overwrite=True).open_run(OTHER)["config"] == OTHER["config"]
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
-    assert not (tmp_path / "profile.json").exists()
+    assert not (tmp_path / "profile.md").exists()
 
 
 def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path):
