@@ -1,7 +1,5 @@
 """One thread and no network for every test, and the same examples on every run."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -1,7 +1,5 @@
 """README and docs name only existing things, and the commands that they show are accepted."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

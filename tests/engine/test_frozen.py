@@ -1,7 +1,5 @@
 """A changed model is refused until it is read again; `generate` reads a plain model by itself."""
 
-from __future__ import annotations
-
 import copy
 import gc
 
@@ -10,8 +8,7 @@ import torch
 from tiny import VOCAB, Session, gemma3, llama, plain, prompt_of
 from torch import nn
 
-from ouroboros import CachedModel, ModelChanged, decode, generate
-from ouroboros.core.tree import TokenTree
+from ouroboros import CachedModel, ModelChanged, TokenTree, decode, generate
 from ouroboros.decode import RootOnly
 from ouroboros.engine.cache import logit_error, tolerance
 

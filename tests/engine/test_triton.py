@@ -4,8 +4,6 @@ On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and 
 which Triton 3.6's interpreter needs), in a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
