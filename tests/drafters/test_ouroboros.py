@@ -19,6 +19,7 @@ from ouroboros.integrations.generate import token_selector
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
+PENALISED = Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13)
 SAMPLED = GenerationConfig(do_sample=True)
 LOOP = [3, 4, 5, 6, 7, 8] * 4
 
@@ -59,13 +60,8 @@ def test_trees_keep_to_size_budget_and_limits(pair, choose, limits, holds):
         (Sampler(seed=5), 1.0),
         (token_selector(SAMPLED, 5, [WARM], 13), 0.3),
         (token_selector(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
-        (Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
-        (
-            GatheringSelector(
-                Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None
-            ),
-            0.3,
-        ),
+        (PENALISED, 0.3),
+        (GatheringSelector(PENALISED, None), 0.3),
     ],
 )
 def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):

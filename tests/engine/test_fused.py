@@ -31,46 +31,31 @@ def both(name: str, dtype=torch.float32, **other) -> tuple[CachedModel, CachedMo
     return ours, modules
 
 
-def jointly(model: CachedModel, calls) -> list[torch.Tensor]:
+def scored(model: CachedModel, calls) -> list[torch.Tensor]:
+    """The logits of each call alone, then those of all in one call."""
+    model.empty()
+    alone = [model.score(model.new_sequence(), *call).clone() for call in calls]
     sequences = [model.new_sequence() for _ in calls]
-    return model.score_all([(s, *call) for s, call in zip(sequences, calls, strict=True)])
+    joint = model.score_all([(s, *call) for s, call in zip(sequences, calls, strict=True)])
+    return alone + [part.clone() for part in joint]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LIKE_LLAMA)
-def test_kernels_give_the_logits_of_the_modules(name, dtype):
-    ours, modules = both(name, dtype)
-    draw, calls = random.Random(name), []
-    for length in (1, 3, 30):
-        prompt = prompt_of(length, length)
-        tree = random_tree(draw, prompt[-1], 9)
-        found, expected = (
-            model.score(model.new_sequence(), prompt, tree) for model in (ours, modules)
-        )
-        assert logit_error(found.double(), expected.double()) < tolerance(dtype)
-        calls.append((prompt, tree))
-    for found, expected in zip(jointly(ours, calls), jointly(modules, calls), strict=True):
-        assert logit_error(found.double(), expected.double()) < tolerance(dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LIKE_LLAMA)
-def test_one_kernel_for_all_layers_gives_the_bits_of_the_steps(name, dtype):
-    ours, _ = both(name, dtype, **WIDE, max_position_embeddings=160)
-    if ours.engine.table is None:
-        pytest.skip("our kernel does not multiply on this processor")
+def test_kernels_give_the_logits_of_the_modules_and_one_for_all_layers_their_bits(name, dtype):
+    ours, modules = both(name, dtype, **WIDE, max_position_embeddings=160)
     draw, calls = random.Random(name), []
     for length, nodes in ((1, 1), (3, 7), (20, 12), (120, 30)):  # the last: two kernel calls
         text = prompt_of(length, length)
         tree = random_tree(draw, text[-1], nodes)
         calls.append((text, tree.with_logits_at(range(nodes // 2, nodes))))
-    found = [ours.score(ours.new_sequence(), *call).clone() for call in calls]
-    found += [part.clone() for part in jointly(ours, calls)]
-    ours.engine.table = None
-    ours.empty()
-    stepwise = [ours.score(ours.new_sequence(), *call).clone() for call in calls]
-    for one, other in zip(found, stepwise * 2, strict=True):
-        assert torch.equal(one, other)
+    found = scored(ours, calls)
+    for own, expected in zip(found, scored(modules, calls), strict=True):
+        assert logit_error(own.double(), expected.double()) < tolerance(dtype)
+    ours.engine.table = None  # a kernel for each step
+    stepwise = scored(ours, calls)[: len(calls)]
+    for own, other in zip(found, stepwise * 2, strict=True):
+        assert torch.equal(own, other)
 
 
 @pytest.mark.parametrize("name", mostly_slow(LIKE_LLAMA, quick=["qwen3"]))

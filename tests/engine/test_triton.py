@@ -268,12 +268,7 @@ SIZES = [(16, False), (32, False), (64, False), (64, True)]
 @pytest.mark.parametrize(
     ("rows", "whole", "jointly", "arch"),
     mostly_slow(
-        [
-            (*size, jointly, arch)
-            for size in SIZES
-            for jointly in (False, True)
-            for arch in (80, 90)
-        ],
+        [(*size, *rest) for size, *rest in product(SIZES, (False, True), SHARED_BYTES)],
         quick=[(64, True, True, 90)],
     ),
 )
