@@ -25,10 +25,10 @@ class Drafts(Greedy):
     """Drafts the same tokens at every step, by default one of the text."""
 
     def __init__(self, draft=None) -> None:
-        self.draft = draft
+        self.fixed = draft
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        draft = tokens[:1] if self.draft is None else self.draft
+        draft = tokens[:1] if self.fixed is None else self.fixed
         return TokenTree.chain(tokens[-1], draft[: budget - 1])
 
 
