@@ -14,6 +14,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     MaxTimeCriteria,
+    StoppingCriteria,
     StopStringCriteria,
     dynamic_module_utils,
 )
@@ -441,10 +442,14 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     assert generate(target, IDS, **reached, **sure)[0].tolist() == text[:15]
 
 
-def eighth():
-    """A stopping criterion that holds at its eighth call."""
-    calls = itertools.count(1)
-    return lambda ids, scores, **_: torch.full((len(ids),), next(calls) >= 8)
+class Counts(StoppingCriteria):
+    """Stops at its eighth call."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 8)
 
 
 @both_doors
@@ -452,8 +457,8 @@ def test_a_criterion_counts_the_tokens_of_each_row(models, door):
     model, target, draft = models
     options = {**padded(PROMPTS), "max_new_tokens": 20, "pad_token_id": 0}
     ids = options.pop("input_ids")
-    out = run(door, target, ids, draft=draft, stopping_criteria=[eighth()], **options)
-    assert out.tolist() == hf(model, ids, stopping_criteria=[eighth()], **options)
+    out = run(door, target, ids, draft=draft, stopping_criteria=[Counts()], **options)
+    assert out.tolist() == hf(model, ids, stopping_criteria=[Counts()], **options)
 
 
 WRONG = [
