@@ -130,6 +130,11 @@ class Session:
         return getattr(self.sequence if hasattr(self.sequence, name) else self.on, name)
 
 
+def by_modules(model: PreTrainedModel, **options) -> CachedModel:
+    """A wrapped model that is called by its modules: for tests of decoders, not of engines."""
+    return CachedModel(model, engine="eager", **options)
+
+
 def session(model: PreTrainedModel, **options) -> Session:
     """A wrapped model with a new sequence."""
     return Session(CachedModel(model, **options))

@@ -6,12 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from ouroboros.baselines import Greedy
-from tiny import CONTEXT, DRAFTERS, gpt2, llama, mostly_slow, noisy, plain, prompt_of
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
+from tiny import CONTEXT, by_modules, gpt2, llama, mostly_slow, noisy, plain, prompt_of
 
-from ouroboros import CachedModel, Sampler, argmax, decode
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit import audit
 from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation
+from ouroboros.core.select import Sampler, argmax
+from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
@@ -19,6 +21,17 @@ MAX_NEW = 30
 ENDS = (7, 5)
 SAMPLED = Sampler(seed=1, temperature=0.8)
 DECODE = sys.modules["ouroboros.decode"]
+
+
+def decoders(draft: CachedModel) -> dict:
+    sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 4}
+    return {
+        "speculative": Speculative(draft, gamma=3),
+        "lookahead": Lookahead(**sizes),
+        "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
+        "ouroboros": Ouroboros(draft, adapt=False),  # whose drafts do not depend on the time
+        "ouroboros_paper": OuroborosPaper(draft, gamma=4, **sizes),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +117,7 @@ def references(model, choose=argmax, eos=()) -> dict[tuple[int, ...], list[int]]
 
 def audited(model, engine, plainly, choose=argmax, eos=()) -> dict[str, list]:
     """Return the findings on every decoder under `engine`, one for each prompt."""
-    draft = CachedModel(noisy(model, noise=0.05))
-    drafters = {name: make(draft) for name, make in DRAFTERS.items()}
+    drafters = decoders(CachedModel(noisy(model, noise=0.05)))
     auditor = Auditor(CachedModel(model))
     found: dict[str, list] = {name: [] for name in drafters}
     for prompt in PROMPTS:
@@ -183,7 +195,7 @@ def half():
 
 
 def test_in_half_precision_ties_are_called_ties(half):
-    found = audited(half, CachedModel(half, engine="eager"), references(half))
+    found = audited(half, by_modules(half), references(half))
     assert verdicts(found) == {"identical", "numeric tie"}
     tie = next(f for fs in found.values() for f in fs if f.verdict == "numeric tie")
     assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
@@ -205,12 +217,11 @@ def test_a_tie_is_one_up_to_the_largest_rounding_error_of_the_text(monkeypatch):
 @pytest.mark.slow
 def test_what_follows_a_tie_is_judged_too(half):
     """The text after the first difference has no plain decoding's beside it; float64 judges it."""
-    draft, target, seen = CachedModel(noisy(half, noise=0.05)), CachedModel(half, engine="eager"), 0
-    auditor = Auditor(target)
+    draft, auditor, seen = CachedModel(noisy(half, noise=0.05)), Auditor(by_modules(half)), 0
     for prompt in PROMPTS:
-        reference = decode(target, Greedy(), prompt, max_new=MAX_NEW).new_tokens
-        for make in DRAFTERS.values():
-            new = decode(target, make(draft), prompt, max_new=MAX_NEW).new_tokens
+        reference = decode(by_modules(half), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+        for drafter in decoders(draft).values():
+            new = decode(by_modules(half), drafter, prompt, max_new=MAX_NEW).new_tokens
             spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
             others = {"right": new, "spoilt": spoilt}
             found, _ = auditor.judge(prompt, reference, others, choose=argmax)
