@@ -60,9 +60,10 @@ def counting(made: list):
 def test_two_models_are_compiled_few_times():
     """Of other sizes, dtypes apart equal, through growing caches and both ways of one node."""
     made: list = []
+    backend = counting(made)
     for seed, layers in ((0, 3), (1, 2)):
         model = llama(seed, max_position_embeddings=2048, num_hidden_layers=layers)
-        static = compiled(model, counting(made))
+        static = compiled(model, backend)
         eager = CachedModel(model, engine="eager")
         agree(static, eager, (3, 300, 900), (5, 1, 2))
         static.engine.compiled.tuned = False
@@ -74,11 +75,12 @@ def test_two_models_are_compiled_few_times():
 def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     """Dynamo would leave its layers as they are, in silence."""
     made: list = []
+    backend = counting(made)
 
     def trial(width: int) -> str | None:
         model = llama(hidden_size=4 * width, head_dim=width)
         eager = CachedModel(model, engine="eager")
-        return why_different(compiled(model, counting(made)).engine, eager.engine)
+        return why_different(compiled(model, backend).engine, eager.engine)
 
     counts = []
     for width in (2, 4, 6, 8):
