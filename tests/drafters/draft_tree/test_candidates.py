@@ -1,5 +1,7 @@
 """Occurrences, recycled predictions and shares, against brute force and the formula."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from growing_texts import chain_text, growth, path_of, step
@@ -90,6 +92,32 @@ def test_candidates_are_those_of_all_texts(vocab, length):
             compared += check_candidates(grown)
             known += 1
         assert compared > 9 or length < 50
+
+
+def test_a_second_sequence_does_not_run_into_the_first():
+    grown = growth(call=9.0)
+    for text in ([1, 2, 3, 4], [3, 5, 3], [1, 2]):
+        grown.start()
+        grown.begin(text, 9, -1)
+    s = grown.state
+    assert set(s.child_token[0, : s.children[0]].tolist()) == {3}
+    assert s.match[0, : s.occurrences[0]].tolist() == [2]
+
+
+def test_recycled_predictions_are_found_until_they_are_overwritten():
+    grown = growth(call=9.0, start=False)
+    oldest, other = [[token, *[-1] * (state.CONTEXT - 1), 7] for token in (3, 9)]
+    kept = {**grown.state_dict(), "recycled": [oldest, *[other] * (state.RING - 1)]}
+    grown.load_state_dict(kept)
+    assert grown.state_dict() == kept
+    for text, found in (([5, 3], [7]), ([8, 9, 4, 8, 9], [7, 4]), ([5, 3], [])):
+        grown.start()
+        grown.begin(text, 5, -1)
+        s = grown.state
+        assert set(s.child_token[0, : s.children[0]].tolist()) == set(found)
+        tree = grown.proposal()
+        grown.learn([1] * len(tree), [0])  # rejects all, and recycles what follows each node
+    assert len(grown.state_dict()["recycled"]) == state.RING
 
 
 def test_nothing_is_recycled_where_that_is_off():

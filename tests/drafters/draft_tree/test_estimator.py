@@ -40,20 +40,26 @@ def features(
     return options(grown, ids, scores, softmax(scores.astype(np.float32)).astype(float))[of]
 
 
+def test_what_the_draft_says_counts_in_logits_at_any_temperature():
+    """Scores grow as 1 / T, and with them a wrong draft's margin: that makes it no surer."""
+    cold = features(0.0)
+    assert cold["the draft's margin"] == pytest.approx(1.5)
+    for temperature in (0.3, 1.0):
+        warm = features(temperature)
+        for name in FROM_DRAFT:
+            assert warm[name] == pytest.approx(cold[name]), name
+            assert warm[f"temperature x {name}"] == pytest.approx(temperature * warm[name])
+
+
 @pytest.mark.parametrize(
     ("gap", "of"), [(1.5, FIRST), (1.5, SECOND), (3.0, FIRST), (3.0, SECOND), (30.0, FIRST)]
 )
-def test_the_features_are_those_of_greedy_decoding_at_any_temperature(gap, of):
-    """Scores grow as 1 / T, and with them a wrong draft's margin: that makes it no surer. However
-    little the rest is: at T = 0.1 a gap of 3 logits leaves it 1e-13."""
-    cold = features(0.0, [gap, 0.0], of=of)
-    assert abs(cold["the draft's margin"]) == pytest.approx(min(gap, MAX_MARGIN))
-    kept = {name: value for name, value in cold.items() if "temperature" not in name}
-    for temperature in (0.1, 0.3, 1.0):
-        warm = features(temperature, [gap, 0.0], of=of)
-        assert {name: warm[name] for name in kept} == pytest.approx(kept)
-        for name in FROM_DRAFT:
-            assert warm[f"temperature x {name}"] == pytest.approx(temperature * warm[name])
+def test_at_a_low_temperature_the_features_are_those_of_greedy_decoding(gap, of):
+    """However little the rest is then: at T = 0.1 a gap of 3 logits leaves it 1e-13."""
+    cold, cool = features(0.0, [gap, 0.0], of=of), features(0.1, [gap, 0.0], of=of)
+    assert {name: cool[name] for name in DRAFT_FEATURES if not name.startswith("temperature")} == {
+        name: pytest.approx(value) for name, value in cold.items() if "temperature" not in name
+    }
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 0.4, 1.0])
@@ -65,6 +71,48 @@ def test_what_the_draft_rules_out_is_ruled_out_at_any_temperature(temperature):
     out = features(temperature, one_left, ids=(SECOND, FIRST))
     assert out["not among the draft's ranks"] == 1
     assert [out[name] for name in FROM_DRAFT] == [-MAX_MARGIN, -MAX_DRAFT_ODDS]
+
+
+def test_what_the_draft_does_not_rank_counts_against_its_first():
+    """A third token is as likely as the second, but two are ranked."""
+    grown = growth(vocab=12)
+    grown.start()
+    grown.begin(TEXT, 10, 10)
+    found = options(grown, [FIRST, SECOND], [0.0, 0.0], [0.5, 0.25])[FIRST]
+    assert found["log-odds of the draft's share"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_temperature_is_a_feature_alone_and_with_others():
+    found = features(0.4, seed=7)
+    key = candidates.position_key(7, len(TEXT))
+    assert found["temperature"] == 0.4
+    assert found["temperature x noise"] == pytest.approx(0.4 * candidates.gumbel_of(key, FIRST))
+    for name in ("log-odds of the share", "log2(1 + match)"):
+        assert found[f"temperature x {name}"] == pytest.approx(0.4 * found[name])
+    assert found["log2(1 + match)"] > 0 and features(0.4)["temperature x noise"] == 0
+
+
+def test_hit_rates_are_features():
+    grown = growth(vocab=12)
+    grown.start()
+    s = grown.state
+    s.phrase_hits, s.draft_hits = 0.25 * s.phrase_trials, 0.75 * s.draft_trials
+    grown.begin(TEXT, 10, 10)
+    found = options(grown, [FIRST, SECOND], LOGITS, softmax(LOGITS))[FIRST]
+    assert found["log-odds of the index's hit rate"] == pytest.approx(-np.log(3))
+    assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))
+
+
+def test_earlier_texts_alone_are_a_feature():
+    """Token 3 follows in this text too, token 5 in the earlier one only."""
+    grown = growth(vocab=12, start=False)
+    for text in ([1, 2, 5, 1, 2, 3], [2, 3, 2]):
+        grown.start()
+        grown.begin(text, 10, 10)
+        grown.learn([4] * len(grown.proposal()), [0])
+    grown.begin([2, 3, 2, 6, 2], 10, 10)
+    found = options(grown, [3, 5], LOGITS, softmax(LOGITS))
+    assert [found[token]["earlier texts alone"] for token in (3, 5)] == [0, 1]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 123456789, 2**62 + 12345])

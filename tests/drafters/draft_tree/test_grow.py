@@ -1,10 +1,16 @@
 """The grown tree against brute force over all trees, and the nodes that are worth their cost."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
-from growing_texts import chain_text, growth, path_of
+from growing_texts import chain_text, drafts, growth, path_of, step
+from tiny import mostly_slow
 
 from ouroboros.drafters.draft_tree import grow
+from ouroboros.drafters.draft_tree.candidates import Weights
+from ouroboros.drafters.draft_tree.state import SIZES
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 
 TEXT = chain_text(400, 12)
 
@@ -59,11 +65,119 @@ def test_what_is_verified_pays_best(slope, trust):
     assert slope or size == s.tree_size
 
 
+def best_worth(s, nodes) -> float:
+    """What the best number of nodes is worth, each (reached with p, there with a chance)."""
+    found = -grow.tokens_per_cost(s) * float(s.verify_cost[1])
+    value, size = 0.0, 1.0
+    for reached, there in sorted(nodes, key=lambda node: -node[0]):
+        value, size = value + s.trust * reached * there, size + there
+        if size > s.max_nodes:
+            break
+        cost = np.interp(size, range(1, SIZES), s.verify_cost[1:SIZES])
+        found = max(found, value - grow.tokens_per_cost(s) * float(cost))
+    return found
+
+
+def chain_worth(s) -> float:
+    """What the best number of draft calls in a row from the first unscored node is worth."""
+    above, node = [], next(node for node in s.order if not s.scored[node])
+    reach, depth = float(s.reach[node]), int(s.depth[node])
+    while node:
+        above.append(float(s.reach[node]))
+        node = int(s.parent[node])
+    hits = s.draft_hits / s.draft_trials
+    hits += grow.CHAIN_HITS * (1 - hits)
+    found = [-np.inf]
+    for length in range(1, min(int(s.max_depth) - depth, SIZES - 2 - len(above)) + 1):
+        value = sum(above) + reach * sum(hits**k for k in range(1, length + 1))
+        cost = s.verify_cost[1 + len(above) + length] + length * s.draft_cost[1]
+        found.append(float(s.trust * value - grow.tokens_per_cost(s) * cost))
+    return max(found[:48])
+
+
+@pytest.mark.parametrize(
+    ("steps", "max_depth"),
+    mostly_slow(
+        [(0.0, 20), (0.02, 20), (0.4, 20), (0.0, 2), (0.02, 3)], quick=[(0.4, 20), (0.02, 3)]
+    ),
+)
+def test_draft_calls_pay_best_with_the_cost_of_verifying_what_they_add(steps, max_depth):
+    grown = growth(call=0.05)
+    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.01 + 0.01 * n for n in range(64)])
+    s, counts = grown.state, set()
+    for known in range(100, 112):
+        s.accepted = s.expected * (1.0, 0.5)[known // 2 % 2]
+        grown.begin(TEXT[:known], max_depth, 20)
+        share = grow.MIN_WORTH * grow.tokens_per_cost(s) * s.node_cost * s.expected / s.accepted
+        assert float(s.floor) == pytest.approx(max(grow.MIN_REACH, share))
+        if known % 2:
+            s.phrase_hits = s.phrase_trials
+        count = grow.plan_draft_call(s)
+        tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.tree_size]]
+        finds = s.finds / s.find_trials
+        hits = min(s.phrase_hits / s.phrase_trials, grow.MAX_PHRASE_HITS)
+        worth, hoped = [0.0], list(tree)
+        for node in s.order[: s.tree_size]:
+            missing = 1 - float(max(s.child_prob[node, : s.children[node]], default=0.0))
+            reached = float(s.reach[node] * finds)
+            depth = int(s.depth[node])
+            full = depth >= max_depth or len(worth) > s.draft_nodes
+            if s.scored[node] or reached <= s.floor or full:
+                continue
+            while reached > s.floor and missing > 0 and depth < max_depth:
+                hoped.append((reached, missing))
+                reached, depth = reached * hits, depth + 1
+            more = grow.CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
+            worth.append(more - grow.tokens_per_cost(s) * float(s.draft_cost[len(worth)]))
+        if max(worth) <= 0:
+            assert count == (chain_worth(s) > best_worth(s, tree) + 1e-12)
+        else:
+            assert worth[count] == pytest.approx(max(worth), abs=1e-9)
+        counts.add(count)
+    assert len(counts) > 1 or (counts == {0} and steps > 0.1)
+
+
+@pytest.mark.parametrize(("call", "called"), [(0.05, True), (5.0, False)])
+def test_the_draft_is_called_while_it_pays_and_scores_no_node_twice(call, called):
+    grown, scored = growth(call=call), 0
+    for draft in drafts(grown, TEXT[:200]):
+        assert draft.logit_nodes == tuple(range(scored, len(draft)))
+        scored = len(draft)
+    assert (scored > 0) == called and grow.plan_draft_call(grown.state) == 0
+
+
 def test_no_call_for_nodes_that_cost_too_much_to_verify():
     for steep, called in ((0.0, True), (9.0, False)):
         grown = growth()
         grown.set_costs([1 + steep * n for n in range(64)], [0.05])
         assert (grown.begin(TEXT[:200], 20, 20) is not None) == called
+
+
+def test_estimates_are_trusted_by_the_outcome_of_earlier_trees():
+    sizes = []
+    for accepted in (9.0, 5.0, 2.0, 0.0):
+        grown = growth()
+        grown.state.accepted = accepted
+        grown.begin(TEXT[:120], 20, -1)
+        sizes.append(len(grown.proposal()))
+    assert sizes[0] == sizes[1] > sizes[2] > sizes[3] >= 1
+
+
+def test_accepted_tokens_are_compared_with_those_expected():
+    grown = growth()
+    s = grown.state
+    grown.begin(TEXT[:120], 20, -1)
+    tree = grown.proposal()
+    held = sum(float(s.reach[node]) for node in s.order[1 : len(tree)])
+    assert 0 < held < len(tree) - 1
+    grown.learn([-1] * len(tree), [0, 1])
+    before = float(s.expected), float(s.accepted)
+    assert before == pytest.approx((grow.EXPECTED + held, grow.EXPECTED + 1))
+    grown.begin(TEXT[:122], 0, -1)
+    assert len(grown.proposal()) == 1
+    grown.learn([-1], [0])
+    after = [grow.TREE_DECAY * value + (1 - grow.TREE_DECAY) * grow.EXPECTED for value in before]
+    assert [float(s.expected), float(s.accepted)] == pytest.approx(after)
 
 
 def test_after_empty_trees_a_tree_is_tried_again():
@@ -76,6 +190,68 @@ def test_after_empty_trees_a_tree_is_tried_again():
         grown.learn([0] * sizes[-1], [0])
     gone = sizes.index(1)
     assert sizes[0] > 1 and max(sizes[gone:]) > 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "holds"),
+    [
+        ({}, lambda made: made.probability[0] == 1 and all(0 < p <= 1 for p in made.probability)),
+        ({"children": 1}, lambda made: made.is_chain),
+        ({"max_nodes": 5}, lambda made: len(made) <= 5),
+        ({"judge": False}, lambda made: "judged" not in made.source),
+    ],
+)
+def test_trees_keep_to_their_limits(limits, holds):
+    grown, known, names = growth(call=0.1, **limits), 100, set()
+    while known < 300:
+        known += step(grown, TEXT, known, vocab=12)
+        made = grown.proposal()
+        assert holds(made)
+        names |= set(made.source[1:])
+    assert names <= {"phrase", "recycled", "draft", "judged"}
+    assert limits or {"phrase", "judged"} <= names
+
+
+@pytest.mark.parametrize(
+    ("max_depth", "draft_depth", "deepest"), [(0, 20, -1), (20, -1, -1), (2, 20, 1), (20, 1, 1)]
+)
+def test_no_node_is_scored_or_proposed_beyond_the_room(max_depth, draft_depth, deepest):
+    grown, found = growth(call=0.0), -1
+    for draft in drafts(grown, TEXT[:200], max_depth, draft_depth):
+        found = max(draft.depths().tolist())
+    assert found == deepest and max(grown.proposal().depths()) <= max_depth
+
+
+def test_only_a_judge_scores_nodes_that_have_phrases():
+    for judge in (True, False):
+        grown = growth(judge=judge, call=0.001)
+        assert (grown.begin(list(range(12)) * 20, 20, 20) is not None) == judge
+    assert len(growth(call=0.02, draft_nodes=1).begin(TEXT[:1], 20, 20)) == 1
+
+
+@pytest.mark.parametrize("match", [1, 3])
+def test_a_phrase_ends_soon_after_the_length_of_its_match(match):
+    phrase = list(range(match + 40))
+    grower = TreeGrower(Weights.load())
+    grower.start()
+    grower.set_costs([1.0], [1.0])
+    grower.begin([*phrase, 99, *phrase[:match]], 60, -1)
+    tree = grower.proposal()
+    assert max(tree.depths()) == match + grow.BEYOND_MATCH
+
+
+def test_a_node_that_the_draft_model_has_scored_begins_a_new_length():
+    grown = growth(call=0.001, max_nodes=32)
+    for _ in drafts(grown, [1], vocab=2):
+        pass
+    s = grown.state
+    nodes = s.order[: s.tree_size]
+    assert s.depth[nodes].max() > s.longest_match[0] + grow.BEYOND_MATCH
+    for node in nodes:
+        known = node
+        while known > 0 and not s.scored[known]:
+            known = s.parent[known]
+        assert s.depth[node] - s.depth[known] <= s.longest_match[known] + grow.BEYOND_MATCH
 
 
 def test_calls_that_pay_only_together_are_made():

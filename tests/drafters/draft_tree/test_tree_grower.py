@@ -1,5 +1,7 @@
 """Whole runs of the tree grower: compiled and in Python, bounded, reproducible, saved."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -128,6 +130,16 @@ def test_memory_is_bounded(monkeypatch):
     for seed in range(8):
         trees(grown, prompts=(seed,))
         assert grown.state.length <= 500 + 300
+
+
+def test_prompts_of_one_token_and_new_ids():
+    grown = growth(vocab=4)
+    text = [7, 5000, 7, 5000, 7, 5000, 70_000, 7, 5000, 7, 5000, 7]
+    for known in range(1, 12):
+        grown.begin(text[:known], 3, -1)
+        made = grown.proposal()
+        grown.learn([90_000] * len(made), [0])
+    assert made.tokens[1] in (7, 90_000)
 
 
 DAMAGED = {
