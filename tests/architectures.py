@@ -1,7 +1,5 @@
 """Tiny configs of every architecture that is supported, and of those refused by name."""
 
-from __future__ import annotations
-
 from tiny import SHAPE
 from transformers import AutoConfig
 

@@ -1,7 +1,5 @@
 """Tiny random models and a byte-level tokenizer for the bench's tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

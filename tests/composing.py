@@ -1,7 +1,5 @@
 """The shipped configs, composed as a command composes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir

@@ -1,7 +1,5 @@
 """One thread and no network for every test, and the same examples on every run."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -36,8 +34,8 @@ torch.set_num_threads(1)
 
 
 LONGEST = (  # files that two workers begin with: one compiles the CPU kernels, one the drafter
-    *("engine/test_exact.py", "cli/test_conf.py", "engine/test_triton.py", "test_generate.py"),
-    *("cli/test_costs.py", "cli/test_errors.py", "audit/test_audit.py"),
+    *("engine/test_exact.py", "cli/test_conf.py", "engine/test_triton.py", "cli/test_costs.py"),
+    *("integrations/test_generate.py", "cli/test_errors.py", "audit/test_audit.py"),
 )
 
 

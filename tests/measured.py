@@ -1,17 +1,14 @@
 """Samples, runs and results folders made by hand, for the tests of reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ouroboros import StepRecord, TokenTree
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
-from ouroboros.core.trace import StepRecord
-from ouroboros.core.tree import TokenTree
 from ouroboros.costs import CostModel, Costs, Surface
 
 

@@ -1,17 +1,12 @@
 """Trees scored in several calls, as a drafter scores a growing tree; peers on one prompt."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 
-from ouroboros.core.select import argmax
-from ouroboros.core.trace import DecodeTrace
-from ouroboros.core.tree import TokenTree
-from ouroboros.engine.model import CachedModel
+from ouroboros import CachedModel, DecodeTrace, TokenTree, argmax
 
 
 def first(tree: TokenTree, count: int) -> TokenTree:

@@ -1,7 +1,5 @@
 """Which parameters `make test` takes. Imports nothing that takes long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,25 +1,20 @@
 """Sequences decoded together: each has the text of its prompt alone, whatever the others are."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence
 from itertools import cycle
 
-import numpy as np
 import pytest
 import torch
 from architectures import SUPPORTED, config_of
-from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
-from tiny import CONTEXT, SIZES, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
+from ouroboros.baselines import Speculative
+from tiny import CONTEXT, DRAFTERS, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.core.select import Sampler, argmax
-from ouroboros.core.tree import TokenTree
+from ouroboros import CachedModel, Ouroboros, Sampler, TokenTree, argmax
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
-from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
+from ouroboros.drafters.joint_budget import JointCosts, share_draft_call
 
 ONE_BY_ONE = {
     **dict.fromkeys(["gemma2", "vaultgemma", "gpt_oss", "gptj", "codegen"], "eager"),
@@ -80,34 +75,20 @@ def test_random_trees_together_give_each_text_alone(name):
             assert sum(step.new for step in own.trace.steps) == len(own.trace.new_tokens)
 
 
-def decoders(draft: CachedModel) -> dict:
-    """Makers of drafters that call a model, and one that does not."""
-    return {
-        "greedy": Greedy,
-        "speculative": lambda: Speculative(draft, gamma=4),
-        "confident": lambda: Speculative(draft, gamma=4, confidence=0.3),
-        "hybrid": lambda: SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
-        "ouroboros": lambda: Ouroboros(draft, adapt=False),
-        "ouroboros_paper": lambda: OuroborosPaper(draft, gamma=4, **SIZES),
-    }
-
-
 SAMPLED = [(torch.float32, 0.0), (torch.float64, 0.8), (torch.float32, 0.8), (torch.float64, 0.0)]
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), mostly_slow(SAMPLED, quick=SAMPLED[1:2]))
-@pytest.mark.parametrize("name", decoders(None))  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_every_decoder_gives_the_text_of_each_prompt_alone(name, dtype, temperature):
     """Draft calls are joined too. Counts of fixed drafts do not depend on the company either."""
     model = llama(dtype=dtype)
     target, draft = CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
-    make = decoders(draft)[name]
-    prompts = [prompt_of(n, n) for n in (1, 30, 3, 11, CONTEXT, 7)]
-
+    make, prompts = DRAFTERS[name], [prompt_of(n, n) for n in (1, 30, 3, 11, CONTEXT, 7)]
     rules = [Sampler(seed=n, temperature=temperature) if temperature else argmax for n in range(6)]
 
     def rows(order: Sequence[int]) -> list[Decoding]:
-        return [begin(target, make(), prompts[n], max_new=25, choose=rules[n]) for n in order]
+        return [begin(target, make(draft), prompts[n], max_new=25, choose=rules[n]) for n in order]
 
     singles = rows(range(6))
     for own in singles:
@@ -179,9 +160,9 @@ def test_trees_shrink_to_nothing_as_more_sequences_share_a_call(costs):
 class Offering:
     """A drafter as the joint budget sees it."""
 
-    def __init__(self, gain: float, offer: Sequence[float] = (), costs: Costs = COSTS) -> None:
-        self.joint, self.drafting_ms = JointCosts(costs, (100, 100), 4), 0.0
-        self.offer, self.grower = np.array(offer), Ouroboros(costs=costs).grower
+    def __init__(self, gain: float) -> None:
+        self.joint, self.drafting_ms = JointCosts(COSTS, (100, 100), 4), 0.0
+        self.grower = Ouroboros(costs=COSTS).grower
         self.grower.start()
         self.grower.set_costs(self.joint.verify, self.joint.further_draft)
         self.grower.state.gain, self.grower.state.pending = gain, 2
@@ -194,26 +175,6 @@ def test_a_draft_call_is_made_for_those_who_together_pay_for_it():
     rows = [Offering(7.2), Offering(0.36), Offering(-0.36)]
     assert share_draft_call(rows) == [True, True, False]
     assert [row.drafting_ms for row in rows] == [1.0, 1.0, 0.0]
-
-
-def test_nodes_are_chosen_over_all_sequences():
-    """12 more nodes are free, a further one costs an eighth of a step's 8 tokens for 10 ms."""
-    assert share_nodes([Offering(0.0, [0.9, 0.1]), Offering(0.0, [0.5])]) == [3, 2]
-    rows = [Offering(0.0, [0.9] * 5), Offering(0.0, [0.8] * 7 + [0.4]), Offering(0.0, [0.3])]
-    assert share_nodes(rows) == [6, 8, 1]
-    assert share_nodes([Offering(0.0, [0.1]), Offering(0.0)]) == [1, 1]  # does not pay planning
-    dear = Costs(Surface.flat({1: 1.0, 64: 64.0}))
-    assert share_nodes([Offering(0.0, [0.9], dear), Offering(0.0, [0.9] * 9, dear)]) == [1, 1]
-
-
-def test_a_decoding_ends_where_its_owner_says():
-    target = CachedModel(llama())
-    rows = [begin(target, RootOnly(), [5, n], max_new=20) for n in range(3)]
-    for live in together(rows, 2):
-        for own in live:
-            if len(own.trace.new_tokens) == 4:
-                own.left = 0
-    assert [len(own.trace.new_tokens) for own in rows] == [4, 4, 4]
 
 
 def test_a_drafter_of_several_sequences_at_a_time_is_refused():

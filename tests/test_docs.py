@@ -1,11 +1,8 @@
 """README and docs name only existing things, and the commands that they show are accepted."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
-import subprocess
 
 import pytest
 from composing import CONF, ROOT, composed, names
@@ -128,16 +125,3 @@ def test_the_readme_is_short_and_its_code_runs(capsys):
     assert text.count("<!-- results: ") == text.count("<!-- end -->") > 0
     exec("\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)), {})
     assert "def " in capsys.readouterr().out
-
-
-def test_no_picture_of_a_page_is_ignored_by_git():
-    """Ignored files are missing in a clone."""
-    shown = {
-        os.path.normpath(page.parent / name)
-        for page in PAGES
-        for name in re.findall(r"!\[[^]]*\]\(([^):]+)\)", page.read_text())
-    }
-    ignored = subprocess.run(
-        ["git", "check-ignore", "--no-index", *shown], cwd=ROOT, capture_output=True, text=True
-    )
-    assert shown and not ignored.stdout

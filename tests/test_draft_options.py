@@ -1,7 +1,5 @@
 """Other harnesses load the draft with options of its own; no harness is needed to test it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bench_models import tiny_llama, tiny_pair

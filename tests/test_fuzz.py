@@ -5,8 +5,6 @@ with the same noise, which tests/core/test_select.py compares with transformers'
 test` takes a few of the 500 draws of `make test-all`.
 """
 
-from __future__ import annotations
-
 import copy
 from contextlib import suppress
 from functools import cache

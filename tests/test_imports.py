@@ -4,8 +4,6 @@ A room is a folder of `ouroboros` or a file beside them. Imports run downwards i
 `ROOMS`, the lowest first, and no files import each other in a circle.
 """
 
-from __future__ import annotations
-
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The provider for inspect_ai, if installed, returns the completions of its `hf` provider."""
 
-from __future__ import annotations
-
 import pytest
 
 from ouroboros.models.load import model_path

@@ -1,7 +1,5 @@
 """The lm-evaluation-harness, if installed, gets the completions of `hf`, and their speed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The code in docs/own_drafter.md runs exactly as printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

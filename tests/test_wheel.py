@@ -1,7 +1,5 @@
 """The wheel, built, installed, and used from an empty folder without the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,11 +4,9 @@ Weights are large, so that the most probable token is decisive and greedy text d
 loop of one token: a mistake in a mask, a position or a slot changes the text.
 """
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from quick import mostly_slow as mostly_slow
@@ -24,10 +22,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, baselines
 from ouroboros.core.select import TokenSelector
-from ouroboros.core.tree import TokenTree
-from ouroboros.decode import RootOnly
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 
 VOCAB = 13
@@ -47,6 +44,18 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}  # of lookahead decoding
+DRAFTERS: dict[str, Callable[[CachedModel], Drafter]] = {
+    "greedy": lambda draft: baselines.Greedy(),
+    "lookahead": lambda draft: baselines.Lookahead(**SIZES),
+    "prompt_lookup": lambda draft: baselines.PromptLookup(max_ngram_size=2, num_tokens=4),
+    "speculative": lambda draft: baselines.Speculative(draft, gamma=4),
+    "confident": lambda draft: baselines.Speculative(draft, gamma=4, confidence=0.3),
+    "hybrid": lambda draft: baselines.SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
+    "recycling": lambda draft: baselines.TokenRecycling(nodes=12),
+    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12, adapt=False),
+    "ouroboros_paper": lambda draft: OuroborosPaper(draft, gamma=4, topk=2, **SIZES),
+}
+"""Drafters of each kind, whose drafts do not depend on the time."""
 
 
 def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:

@@ -7,21 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
-
-from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
-
-SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
-DRAFTERS = {
-    "greedy": lambda draft: Greedy(),
-    "lookahead": lambda draft: Lookahead(**SIZES),
-    "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
-    "speculative": lambda draft: Speculative(draft, gamma=4),
-    "recycling": lambda draft: TokenRecycling(nodes=12),
-    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12, adapt=False),
-    "ouroboros_paper": lambda draft: OuroborosPaper(draft, gamma=4, topk=2, **SIZES),
-}
 
 
 class Thread(Ranks):

@@ -1,7 +1,5 @@
 """The audit explains numeric ties, and finds every bug that is planted in the engine."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 
@@ -13,7 +11,7 @@ from tiny import CONTEXT, by_modules, gpt2, llama, mostly_slow, noisy, plain, pr
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit import audit
-from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
+from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation
 from ouroboros.core.select import Sampler, argmax
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
@@ -255,30 +253,6 @@ def test_missing_and_truncated_completions_are_bugs(model):
     }
     assert "missing" in findings["none"].reason and "ends before" in findings["short"].reason
     assert findings["long"].index == 9 and findings["long"].expected is None
-
-
-@pytest.mark.parametrize(
-    ("new", "stopped", "right"),
-    [
-        ([5, 6, 7, 8], False, True),
-        ([5, 6, 2], False, True),
-        ([5, 6], False, False),
-        ([5, 6], True, True),
-        ([5, 2, 6, 7], False, False),
-        ([5, 6, 7, 8, 9], False, False),
-        ([], False, False),
-    ],
-)
-def test_where_a_completion_may_end(new, stopped, right):
-    assert well_ended(new, eos={2}, max_new=4, room=9, stopped=stopped) is right
-    assert well_ended(new, eos={2}, max_new=9, room=4, stopped=stopped) is right
-
-
-def test_the_shift_to_another_argmax_is_half_the_margin():
-    logits = torch.tensor([1.0, 3.0, 2.5], dtype=torch.float64)
-    assert min_logit_perturbation(logits, 1, lambda z: z) == 0.0
-    assert min_logit_perturbation(logits, 2, lambda z: z) == pytest.approx(0.25, rel=2e-3)
-    assert min_logit_perturbation(logits, 0, lambda z: z) == pytest.approx(1.0, rel=2e-3)
 
 
 @pytest.mark.parametrize(

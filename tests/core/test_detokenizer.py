@@ -1,8 +1,6 @@
 """Text from tokens is the tokenizer's own, token by token; stop strings end at the same token
 whatever the steps."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

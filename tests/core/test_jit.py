@@ -1,7 +1,5 @@
 """The cache of compiled code."""
 
-from __future__ import annotations
-
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 

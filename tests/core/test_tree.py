@@ -1,7 +1,5 @@
 """Trees against brute force, and their masks against the documented rules."""
 
-from __future__ import annotations
-
 import doctest
 import itertools
 
@@ -15,18 +13,6 @@ from ouroboros.core import tree as tree_module
 from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters import pool
 from ouroboros.drafters.lookahead import Window
-
-WINDOW_3_BY_3 = """
-T F F F F F F F F
-T T F F F F F F F
-T T T F F F F F F
-T F F T F F F F F
-T T F F T F F F F
-T T T F F T F F F
-T F F T F F T F F
-T T F F T F F T F
-T T T F F T F F T
-"""
 
 
 @st.composite
@@ -57,17 +43,6 @@ def words(tree: TokenTree) -> set[tuple[int, ...]]:
 def test_docstrings_hold(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed
-
-
-def test_lookahead_window_as_a_picture():
-    window, builder = Window(size=3, ngram_size=4), TreeBuilder(9)
-    window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    window.add_to(builder)
-    tree = builder.build()
-    rows = (" ".join("T" if cell else "F" for cell in row) for row in tree.ancestors())
-    assert "\n" + "\n".join(rows) + "\n" == WINDOW_3_BY_3
-    assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8) and tree.probe == frozenset(range(1, 9))
-    assert tree.read == {6, 7, 8} and tree.logit_nodes == (0, 6, 7, 8)
 
 
 @pytest.mark.parametrize("ngram_size", range(2, 9))

@@ -12,7 +12,7 @@ from tiny import CONTEXT, llama
 from ouroboros import CachedModel
 from ouroboros.costs import Costs, timing
 from ouroboros.costs.costs import NOISY, PROBED_NODES, PROBES
-from ouroboros.costs.timing import copy_bandwidth, footprint, random_tree, time_calls
+from ouroboros.costs.timing import copy_bandwidth, footprint, time_calls
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES
 
@@ -145,11 +145,6 @@ def test_a_probe_of_an_engine_that_pads_times_its_sizes():
     assert list(row) == [size for size in NODES if size <= CONTEXT] and costs.target.padded
     assert costs.target.call_ms(13, 1) == row[16]
     assert not Costs.measure(CachedModel(llama())).target.padded
-
-
-def test_trees_branch():
-    draw = random.Random(0)
-    assert [random_tree(n, draw=draw).is_chain for n in (1, 2, 3, 9)] == [True, True, False, False]
 
 
 def test_what_cannot_be_measured_is_one_line():

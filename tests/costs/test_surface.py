@@ -13,6 +13,7 @@ from ouroboros.core.trace import StepRecord
 from ouroboros.costs import NAMES, CostModel, Costs, Footprint, Surface
 
 SURFACE = Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}})
+PADDED = Surface({10: {2: 5.0, 8: 6.0}, 20: {2: 7.0, 8: 8.0}}, padded=True)
 
 
 def step(scored, draft_calls=0, verify_s=0.0, draft_s=0.0, *, new=1, draft_scored=0):
@@ -30,37 +31,25 @@ def predicted_ms(costs: Costs, one: Sample) -> list[float]:
     return [1e3 * (s.verify_s + s.draft_s + s.host_s) for s in CostModel(costs).predict(one).steps]
 
 
-def test_a_surface_is_bilinear_and_flat_below_its_smallest_context():
-    rows = [(1, 100, 10), (5, 100, 14), (1, 200, 11), (5, 200, 15), (9, 300, 20), (5, 7, 14)]
-    for nodes, context, ms in rows:
-        assert SURFACE.call_ms(nodes, context) == pytest.approx(ms)
-    padded = Surface({10: {2: 5.0, 8: 6.0}, 20: {2: 7.0, 8: 8.0}}, padded=True)
-    assert [padded.call_ms(n, 10) for n in (1, 2, 3, 8)] == [5, 5, 6, 6]
-    assert padded.call_ms(3, 15) == 7
-    assert Surface.flat({1: 10.0, 5: 14.0}).call_ms(3, 10**6) == 12
-    assert Surface.constant(2.0).call_ms(300, 10**6) == 2
-
-
 @pytest.mark.parametrize(
-    ("surface", "call", "ms"),
+    ("surface", "calls"),
     [
-        (SURFACE, (10, 200), 20.0),  # 1 ms a node
-        (SURFACE, (1, 301), 12.0),
-        (Surface.flat({4: 1.0, 8: 1.0}), (1, 10), 1.0),
-        (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (9, 10), 6 + 1 / 6),
+        (SURFACE, {(1, 100): 10, (5, 100): 14, (1, 200): 11, (5, 200): 15, (9, 300): 20}),
+        (SURFACE, {(5, 7): 14, (10, 200): 20, (1, 301): 12}),  # beyond 9 nodes 1 ms each
+        (PADDED, {(1, 10): 5, (2, 10): 5, (3, 10): 6, (8, 10): 6, (3, 15): 7, (9, 10): 6 + 1 / 6}),
+        (Surface.flat({1: 10.0, 5: 14.0}), {(3, 10**6): 12}),
+        (Surface.flat({4: 1.0, 8: 1.0}), {(1, 10): 1}),
+        (Surface.constant(2.0), {(300, 10**6): 2}),
     ],
 )
-def test_calls_outside_the_table_are_extrapolated(surface, call, ms):
-    assert surface.call_ms(*call) == pytest.approx(ms)
+def test_a_surface_is_bilinear_and_extrapolated_but_flat_below_its_smallest_context(surface, calls):
+    assert {call: surface.call_ms(*call) for call in calls} == pytest.approx(calls)
 
 
-@pytest.mark.parametrize("nodes", [0, 3])
-def test_a_single_size_says_nothing_of_others(nodes):
-    with pytest.raises(ValueError, match=f"scores {nodes} nodes, the costs cover 2 to 2: measure"):
-        Surface.flat({2: 5.0}).call_ms(nodes, 10)
-
-
-def test_a_surface_without_a_measurement_is_refused():
+def test_surfaces_that_say_nothing_are_refused():
+    for nodes in (0, 3):
+        with pytest.raises(ValueError, match=f"scores {nodes} nodes, the costs cover 2 to 2: mea"):
+            Surface.flat({2: 5.0}).call_ms(nodes, 10)
     for table in ({}, {10: {}}):
         with pytest.raises(ValueError, match="no milliseconds"):
             Surface(table)

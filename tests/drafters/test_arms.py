@@ -37,10 +37,6 @@ def test_an_arm_that_becomes_the_fastest_is_found_again():
     assert simulated(arms, {Arm.TEXT: 1.4, Arm.DRAFT: 2.5}, 400)[-100:].count(Arm.DRAFT) > 90
 
 
-def test_without_a_draft_model_the_draft_arm_is_never_used():
-    assert Arm.DRAFT not in simulated(Arms(), {Arm.TEXT: 0.8}, 300, most=Arm.TEXT)
-
-
 def test_reading_a_prompt_pays_if_enough_tokens_are_to_come():
     arms = Arms()
     simulated(arms, {Arm.TEXT: 1.25, Arm.DRAFT: 2.5}, 200)  # saves 0.4 plain steps a token

@@ -1,7 +1,5 @@
 """llama.cpp as a peer returns the same text with the same weights."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -11,8 +9,7 @@ from ouroboros.baselines.llama_cpp import LlamaCpp
 from parts import run_peer
 from transformers import LlamaForCausalLM
 
-from ouroboros import CachedModel, decode
-from ouroboros.core.select import Sampler
+from ouroboros import CachedModel, Sampler, decode
 from ouroboros.models.load import model_path
 
 

@@ -1,28 +1,25 @@
 """Ouroboros by its name: what it proposes with models, what it keeps, what it refuses; that it is
 lossless stands in test_baselines."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
 from tiny import StepLog, TableModel, llama, prompt_of
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
+from ouroboros import CachedModel, Ouroboros, Sampler, argmax
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.calls import alone
 from ouroboros.core.processors import Processed
-from ouroboros.core.select import Sampler, argmax
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
-from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.eager import PREFILL_ALONE
-from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.integrations.generate import token_selector
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
+PENALISED = Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13)
 SAMPLED = GenerationConfig(do_sample=True)
 LOOP = [3, 4, 5, 6, 7, 8] * 4
 
@@ -33,13 +30,23 @@ def steps_of(pair, prompt=None, max_new: int = 40, choose=argmax, **changes) -> 
     return recorded.steps
 
 
+@pytest.mark.parametrize(
+    ("limits", "holds"),
+    [
+        ({}, lambda tree: True),
+        ({"children": 1}, lambda tree: tree.is_chain),
+        ({"max_nodes": 5}, lambda tree: len(tree) <= 5),
+        ({"judge": False}, lambda tree: "judged" not in tree.source),
+    ],
+)
 @pytest.mark.parametrize("choose", [argmax, Sampler(seed=3)])
-def test_trees_keep_to_size_and_budget(pair, choose):
-    names = set()
-    for _, budget, tree, _, _ in steps_of(pair, costs=EAGER, max_nodes=20, choose=choose):
+def test_trees_keep_to_size_budget_and_limits(pair, choose, limits, holds):
+    names, options = set(), {"costs": EAGER, "max_nodes": 20, **limits}
+    for _, budget, tree, _, _ in steps_of(pair, choose=choose, **options):
         assert len(tree) <= 20 and tree.draft_depth() <= budget - 1 and not tree.probe
         assert len(tree.children) == len(tree) - 1  # no two siblings of one token
         assert len(tree.probability) == len(tree) and all(0 < p <= 1 for p in tree.probability)
+        assert holds(tree)
         names |= set(tree.source[1:])
     assert "draft" in names <= {"phrase", "recycled", "draft", "judged"}
 
@@ -53,13 +60,8 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         (Sampler(seed=5), 1.0),
         (token_selector(SAMPLED, 5, [WARM], 13), 0.3),
         (token_selector(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
-        (Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
-        (
-            GatheringSelector(
-                Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None
-            ),
-            0.3,
-        ),
+        (PENALISED, 0.3),
+        (GatheringSelector(PENALISED, None), 0.3),
     ],
 )
 def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
@@ -142,18 +144,6 @@ def test_drafting_is_hardly_slower_than_plain_decoding_whatever_calls_cost(
         speeds.append(len(trace.new_tokens) / seconds)
         spent += seconds
     assert 8 * new / spent >= pooled and min(speeds) >= worst
-
-
-def test_each_model_is_priced_at_the_context_that_it_reads(pair):
-    """One millisecond for each 128 tokens of context; the draft reads only the last 60."""
-    surface = Surface({128: {1: 1.0, 96: 1.0}, 1024: {1: 8.0, 96: 8.0}})
-    drafter = Ouroboros(pair[1], costs=Costs(surface, surface))
-    pair[1].prefill_limit = 60
-    drafter.reset(argmax)
-    alone(drafter.propose(prompt_of(100), 20))
-    alone(drafter.propose(prompt_of(200), 20))
-    pair[1].prefill_limit = None
-    assert drafter.grower.state.draft_cost[1] == 0.5
 
 
 @pytest.mark.parametrize(

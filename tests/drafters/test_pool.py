@@ -1,7 +1,5 @@
 """The phrase pool against a naive list; saved and loaded state."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
 from tiny import StepLog
 
-from ouroboros import Ouroboros, OuroborosPaper
-from ouroboros.decode import decode
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, decode
 from ouroboros.drafters.pool import CONTEXT, PhrasePool, load_state, save_state
-from ouroboros.engine.model import CachedModel
 
 token = st.integers(0, 3)
 text = st.lists(token, max_size=12)
@@ -95,17 +91,6 @@ def test_add_text_adds_each_new_phrase_once(tokens, start, length):
             )
     for key in range(4):
         assert pool.get(key, 3, before=[1, 2, 3]) == naive.get(key, 3, [1, 2, 3])
-
-
-@given(st.lists(st.integers(0, 3), max_size=20), st.lists(st.integers(1, 5), max_size=8))
-def test_text_added_in_pieces_is_text_added_at_once(tokens, pieces):
-    whole, parts = (PhrasePool(phrase_len=2, per_key=4) for _ in range(2))
-    whole.add_text(tokens)
-    seen = 0
-    for piece in [*pieces, len(tokens)]:
-        parts.add_text(tokens[: seen + piece], seen)
-        seen = min(len(tokens), seen + piece)
-    assert list(whole) == list(parts)
 
 
 phrase = st.lists(token, min_size=1, max_size=3)

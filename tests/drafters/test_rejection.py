@@ -1,7 +1,5 @@
 """Rejection sampling preserves the target's distribution, on a model small enough to enumerate."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 
@@ -17,13 +15,7 @@ from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 
 IDS, LENGTH, RUNS = 4, 3, 3000
-SETTINGS = [
-    {},
-    *(
-        pytest.param(more, marks=pytest.mark.slow)
-        for more in ({"temperature": 0.7}, {"temperature": 1.4, "top_p": 0.8}, {"top_k": 2})
-    ),
-]
+SETTINGS = [{}, {"temperature": 0.7}, {"temperature": 1.4, "top_p": 0.8}, {"top_k": 2}]
 
 
 class Trimmed(TableModel):
@@ -49,7 +41,7 @@ def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict
     return law
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", mostly_slow(SETTINGS, quick=SETTINGS[:1]), ids=str)
 @pytest.mark.parametrize(
     ("candidates", "confidence", "width", "max_len"),
     mostly_slow(
@@ -94,21 +86,6 @@ def test_over_seeds_the_law_of_whole_texts_is_the_targets(
         found = np.append(found[~rare], found[rare].sum())
     assert chisquare(found, expected * found.sum() / expected.sum()).pvalue > 1e-3
     assert accepted > RUNS / 10
-
-
-def test_the_chi_square_test_would_notice_a_wrong_rule():
-    """The same count against the draft's law fails by far: the test above has power."""
-    target, draft = TableModel(IDS, seed=1), TableModel(IDS, seed=2)
-    counts = Counter(
-        tuple(decode(target, RootOnly(), [0, 1], max_new=2, choose=Sampler(seed=seed)).new_tokens)
-        for seed in range(500)
-    )
-    law = Counter()
-    for text, p in law_of(draft, [0, 1], {}).items():
-        law[text[:2]] += p
-    texts = list(law)
-    found = np.array([counts[text] for text in texts])
-    assert chisquare(found, np.array([law[t] for t in texts]) * found.sum()).pvalue < 1e-6
 
 
 def test_more_candidates_are_accepted_more_often():

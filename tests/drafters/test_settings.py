@@ -1,13 +1,11 @@
 """Settings out of range are refused in one line that names the setting, its value and the range."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from tiny import TableModel
 
-from ouroboros import Ouroboros, OuroborosPaper, PhrasePool, baselines
+from ouroboros import Ouroboros, OuroborosPaper, PhrasePool, Sampler, baselines
 
 DRAFT = TableModel(4, seed=1)
 BASE: dict[Any, dict] = {
@@ -18,6 +16,7 @@ BASE: dict[Any, dict] = {
     PhrasePool: {"phrase_len": 1, "per_key": 1},
     baselines.PromptLookup: {"max_ngram_size": 2, "num_tokens": 2},
     baselines.Racer: {},
+    Sampler: {},
     baselines.Speculative: {"draft": DRAFT, "gamma": 2},
     baselines.SuffixDecoding: {"max_tokens": 4},
     baselines.TokenRecycling: {},
@@ -55,6 +54,10 @@ REFUSED = [
     (baselines.Racer, {"ngram": 2}, "shortest is 2; choose 1 to 1"),
     (baselines.Racer, {"breadth": 9}, "breadth is 9; choose 0 to 8"),
     (baselines.Racer, {"state": "warm"}, "state 'warm'"),
+    (Sampler, {"temperature": 0}, "must be above 0; use argmax"),
+    (Sampler, {"temperature": -1.0}, "must be above 0; use argmax"),
+    (Sampler, {"top_p": 1.5}, "top_p"),
+    (Sampler, {"min_p": -0.5}, "min_p"),
     (baselines.Speculative, {"gamma": 0}, "gamma is 0"),
     (baselines.Speculative, {"confidence": 1.5}, "confidence is 1.5; choose 0 to 1"),
     (baselines.Speculative, {"verification": "maybe"}, "'maybe' is not one of shared, rejection"),

@@ -1,7 +1,5 @@
 """The suffix tree against counting by hand, and the drafts of suffix decoding."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -101,21 +99,28 @@ def drafted(text: list[int], budget: int = 99, **changes) -> list[int]:
     return list(drafter.propose(text, budget).tokens[1:])
 
 
-def test_a_worked_example():
-    """After "2 3" stood 4 once and 5 twice; after "1 2 3" only 4. The longer match promises two
-    sure tokens of its own (its limit: 3), the shorter one 5 with two thirds and what follows."""
-    text = [1, 2, 3, 4, 6, 9, 2, 3, 5, 8, 7, 2, 3, 5, 8, 1, 2, 3]
-    assert drafted(text, factor=1) == [4, 6, 9]
-    assert drafted(text, factor=0, offset=2) == [4, 6]  # 2.0 against 2 x 2/3
-    assert drafted([9, *text[3:]], factor=0, offset=2) == [5, 8]
-    assert drafted(text, budget=2, factor=1) == [4] and drafted(text, budget=1, factor=1) == []
-    assert drafted([5, 6, 7], factor=4) == []
+TEXT = [1, 2, 3, 4, 6, 9, 2, 3, 5, 8, 7, 2, 3, 5, 8, 1, 2, 3]
+UNSURE = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 9, 2, 3, 1, 2]
 
 
-def test_a_shorter_match_wins_where_the_longer_is_unsure():
-    text = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 9, 2, 3, 1, 2]
-    assert drafted(text, least=0.6, factor=0, offset=1) == [3]  # 1/2 after "1 2", 4/5 after "2"
-    assert drafted(text, least=0.9, factor=0, offset=1) == []
+@pytest.mark.parametrize(
+    ("text", "options", "draft"),
+    [
+        (TEXT, {"factor": 1}, [4, 6, 9]),
+        (TEXT, {"factor": 0, "offset": 2}, [4, 6]),  # 2.0 against 2 x 2/3
+        ([9, *TEXT[3:]], {"factor": 0, "offset": 2}, [5, 8]),
+        (TEXT, {"factor": 1, "budget": 2}, [4]),
+        (TEXT, {"factor": 1, "budget": 1}, []),
+        ([5, 6, 7], {"factor": 4}, []),
+        (UNSURE, {"least": 0.6, "factor": 0, "offset": 1}, [3]),  # 1/2 after "1 2", 4/5 after "2"
+        (UNSURE, {"least": 0.9, "factor": 0, "offset": 1}, []),
+        ([9, 1, 2, 3, 1, 2, 3, 1, 2], {"factor": 4}, [3, 1, 2, 3, 1, 2, 3, 1]),  # round and round
+    ],
+)
+def test_drafts_by_hand(text, options, draft):
+    """In TEXT, after "2 3" stood 4 once and 5 twice; after "1 2 3" only 4. The longer match
+    promises two sure tokens (its limit: 3), the shorter one 5 with two thirds and what follows."""
+    assert drafted(text, **options) == draft
 
 
 def test_a_path_and_a_tree_of_likely_continuations():
@@ -132,18 +137,6 @@ def test_a_path_and_a_tree_of_likely_continuations():
     assert branches(tree, place, 9, 0.3).tokens == [3, 5]
 
 
-def test_a_loop_is_drafted_round_and_round():
-    assert drafted([9, 1, 2, 3, 1, 2, 3, 1, 2], factor=4) == [3, 1, 2, 3, 1, 2, 3, 1]
-
-
-def output_of(drafter: SuffixDecoding, prompt: list[int], output: list[int]) -> None:
-    """Let a drafter see a text written token by token."""
-    drafter.reset(argmax)
-    for end, token in enumerate(output):
-        tree = drafter.propose([*prompt, *output[:end]], 1)
-        drafter.observe(tree, [token], [0])
-
-
 def test_what_the_last_step_accepted_is_kept_too():
     drafter = SuffixDecoding(max_tokens=3, factor=9, state="task")
     drafter.reset(argmax)
@@ -157,7 +150,9 @@ def test_what_the_last_step_accepted_is_kept_too():
 def test_past_outputs_are_kept_with_state_task_only(branching):
     for state, wanted in (("cold", ()), ("task", (4, 5, 6))):
         drafter = SuffixDecoding(max_tokens=3, factor=9, state=state, branches=branching)
-        output_of(drafter, [7, 8], [3, 4, 5, 6, 0])
+        drafter.reset(argmax)
+        for end, token in enumerate(written := [3, 4, 5, 6, 0]):
+            drafter.observe(drafter.propose([7, 8, *written[:end]], 1), [token], [0])
         drafter.reset(argmax)
         assert drafter.propose([9, 3], 9).tokens[1:] == wanted
         assert drafter.propose([9, 3, 7], 9).tokens[1:] == ()  # a prompt is not kept

@@ -5,8 +5,6 @@ text is longer than every sliding window. `python tests/engine/test_architecture
 table of docs/compatibility.md.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from itertools import product
@@ -20,7 +18,6 @@ from architectures import MIXED, REFUSED, SUPPORTED, WINDOW, config_of
 from ouroboros.baselines import Greedy, Lookahead, Speculative
 from parts import InParts
 from tiny import SIZES, RandomDrafter, build, llama, mostly_slow, noisy, plain, prompt_of
-from torch import nn
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, decode
@@ -131,17 +128,7 @@ def test_hooks_that_act_otherwise_in_short_calls_are_refused(at, when):
         return out
 
     model = llama()
-    own = model.model.layers[0]
-    everywhere = nn.modules.module.register_module_forward_hook
-    for hook in (
-        own.register_forward_hook(steer),
-        everywhere(lambda module, *args: steer(module, *args) if module is own else None),
-    ):
-        with pytest.raises(ValueError, match="other logits in short calls"):
-            CachedModel(model)
-        hook.remove()
-    forward = own.forward
-    own.forward = lambda *args, **options: steer(own, args, forward(*args, **options))
+    model.model.layers[0].register_forward_hook(steer)
     with pytest.raises(ValueError, match="other logits in short calls"):
         CachedModel(model)
 
@@ -172,14 +159,6 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
     assert {n: (own.data_ptr(), own.dtype) for n, own in good.named_parameters()} == before
     with pytest.raises(ValueError, match=r"its logits move by 0\.[4-9]"):
         support.check_tree_support(bad)
-
-
-def test_the_trials_slots_are_not_its_positions():
-    chain = [5, 9, 2, 8, 3, 3, 1, 7]
-    tree = support.trial_tree(chain, 1000)
-    path = tree.path_to(len(tree) - 1)
-    assert [tree.tokens[node] for node in path] == chain and len(tree) == 8 + 2 * support.DECOYS
-    assert list(path) == [0, 7, 8, 9, 16, 17, 18, 19]
 
 
 def test_a_call_that_fails_for_another_reason_is_refused_for_that_reason(monkeypatch):

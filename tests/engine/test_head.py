@@ -1,7 +1,5 @@
 """A trimmed head: which ids, how many bytes, and exact calls of the kernels."""
 
-from __future__ import annotations
-
 import copy
 import random
 

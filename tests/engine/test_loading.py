@@ -1,7 +1,5 @@
 """A tokenizer that loses characters is refused at load."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -40,10 +38,6 @@ def sentencepiece(*, lower: bool = False) -> PreTrainedTokenizerFast:
 def test_lawful_tokenizers_are_loaded(tmp_path, monkeypatch, made):
     monkeypatch.setattr(loading, "PROBE", PROBE.replace("f", "F") if made().bos_token else PROBE)
     loaded(saved(tmp_path, made()))
-
-
-def test_the_reference_tokenizer_is_loaded():
-    loaded("reference/target")
 
 
 def test_models_tokenizers_and_dtypes_are_those_that_the_options_name(tmp_path):

@@ -1,7 +1,5 @@
 """The logits of a tree are those of each branch alone, whatever the cache contained before."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
@@ -12,12 +10,10 @@ from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
 from transformers import DynamicCache, LlamaConfig
 
-from ouroboros.core.select import argmax
-from ouroboros.core.tree import TokenTree
+from ouroboros import CachedModel, TokenTree, argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.cache import LayerShape, SlotCache
 from ouroboros.engine.eager import PREFILL_ALONE
-from ouroboros.engine.model import CachedModel
 
 FORK = TokenTree((5, 1, 2, 3, 4, 6), (-1, 0, 1, 0, 3, 1))
 
@@ -82,21 +78,6 @@ def test_a_long_prompt_before_a_branching_tree(build_model, missing):
     assert cached.calls == 2
 
 
-def test_the_cache_grows_by_doubling_and_forgets_nothing():
-    model = llama()
-    model.config.max_position_embeddings = 2048
-    cached = session(copy.deepcopy(model))
-    cached.on.cache = cached.engine.cache = SlotCache(list(cached.cache.groups), capacity=4)
-    tokens, seen = [5], {cached.cache.capacity}
-    for _ in range(12):
-        logits = cached.score(tokens, FORK)
-        torch.testing.assert_close(logits[0], alone(model, tokens))
-        cached.accept([0, 1, 5])
-        tokens = [*tokens, 1, 6, 5]
-        seen.add(cached.cache.capacity)
-    assert seen == {4, 8, 16, 32, 64}
-
-
 def test_layers_of_several_shapes_keep_their_own_slots():
     shapes = [
         LayerShape(2, 4, 4, torch.float64, torch.device("cpu")),
@@ -157,6 +138,8 @@ def test_paths_counts_and_limits_out_of_range_are_refused():
         with pytest.raises(ValueError, match=f"count is {count}; choose at least 1"):
             cached.roll([1, 2, 5], count, argmax)
     for limit in (0, -3):
+        with pytest.raises(ValueError, match=f"max_len is {limit}"):
+            CachedModel(llama(), max_len=limit)
         cached.on.prefill_limit = limit
         with pytest.raises(ValueError, match=f"prefill_limit is {limit}; choose at least 1"):
             cached.score([1, 2, 5, 4], TokenTree.chain(4, ()))

@@ -1,23 +1,17 @@
 """A tree scored in several calls gives the logits of one call, and nothing is fed twice."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
-from parts import InParts, first, in_parts
-from tiny import FAMILIES, VOCAB, RandomDrafter, llama, mostly_slow, prompt_of, random_tree, session
+from parts import first, in_parts
+from tiny import FAMILIES, VOCAB, llama, prompt_of, random_tree, session
 
-from ouroboros.core.select import Sampler, argmax
-from ouroboros.core.tree import TokenTree
-from ouroboros.decode import RootOnly, decode
+from ouroboros import TokenTree, argmax
 from ouroboros.engine import eager
-from ouroboros.engine.model import CachedModel
 from ouroboros.engine.static import NODES
 
 ENGINES = ["eager", "static"]
-CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
@@ -43,17 +37,6 @@ def test_parts_equal_the_whole(family, engine):
             tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), draw.randrange(VOCAB)]
         if len(tokens) > 40 or draw.random() < 0.1:
             tokens = tokens[: draw.randint(1, len(tokens))]
-
-
-@pytest.mark.parametrize("choose", mostly_slow(CHOICES, quick=CHOICES[1:]), ids=["T=0", "T=0.8"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_any_drafter_is_lossless_on_a_target_that_scores_in_parts(family, engine, choose):
-    model = family(seed=2)
-    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=40, choose=choose)
-    drafter = RandomDrafter(plain.tokens, seed=4)
-    drafted = decode(InParts(model, engine=engine), drafter, [1, 2, 3], max_new=40, choose=choose)
-    assert drafted.tokens == plain.tokens and drafter.deepest > 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -102,19 +85,3 @@ def test_what_was_not_scored_last_is_fed_again(engine):
     go_on(5)
     cached.prepare(10)
     go_on(5)
-
-
-def test_only_new_nodes_are_fed_and_everything_is_counted():
-    model, widths = llama(max_position_embeddings=512), []
-    model.register_forward_pre_hook(
-        lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    cached = session(model)
-    tokens = [1 + i % 11 for i in range(200)]
-    tree = random_tree(random.Random(1), tokens[-1], 9, near=4)
-    del widths[:]
-    in_parts(cached.score, tokens, tree, [3, 8])
-    assert widths == [199, 3, 5, 1]
-    assert (cached.calls, cached.forwards, cached.scored, cached.caught_up) == (3, 4, 9, 199)
-    cached.score(tokens, tree)
-    assert widths[4:] == [9], "who asks for the root has the tree scored anew"

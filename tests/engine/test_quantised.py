@@ -1,7 +1,5 @@
 """int8 models of both back ends: lossless against themselves, audited, bytes counted."""
 
-from __future__ import annotations
-
 import copy
 import re
 
@@ -14,11 +12,10 @@ from parts import InParts
 from tiny import RandomDrafter, gpt2, llama, mostly_slow, plain, prompt_of
 from transformers import TorchAoConfig
 
-from ouroboros import CachedModel, Ouroboros
+from ouroboros import CachedModel, Ouroboros, argmax
 from ouroboros.audit.audit import Auditor
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.core.select import argmax
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import (

@@ -1,7 +1,5 @@
 """Calls of fixed shapes give the logits of calls of exact shapes: padding has no effect."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 from types import SimpleNamespace
@@ -19,17 +17,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.core.select import Sampler, argmax
-from ouroboros.core.tree import TokenTree
+from ouroboros import CachedModel, Ouroboros, Sampler, TokenTree, argmax
 from ouroboros.decode import Decoding, RootOnly, begin, decode, together
-from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.cache import logit_error
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static
 from ouroboros.engine.trial import why_different
@@ -297,13 +292,6 @@ def test_a_replayed_ranking_is_the_ranking(graphed, choose):
             numpy.testing.assert_allclose(own, right)
     assert len(cached.engine._choices) == len(NODES)
     assert len(Graph.streams) == 1
-
-
-def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
-    cached, tree = Session(graphed(llama())), TokenTree.chain(1, ())
-    logits = cached.score([2, 1], tree)
-    with pytest.raises(RuntimeError, match="capturing"):
-        logits.choosing("waits", lambda rows: rows * rows.max().item(), logits)
 
 
 def test_an_engine_that_answers_otherwise_is_found_out(graphed):

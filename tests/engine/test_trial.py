@@ -1,16 +1,12 @@
 """Trial calls on a model with massive activations, as real models have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import llama
 
 from ouroboros import CachedModel
-from ouroboros.engine import prepack
 from ouroboros.engine.cache import tolerance
 from ouroboros.engine.fused import Fused
-from ouroboros.engine.prepack import ROWS
 
 HALF = torch.bfloat16
 
@@ -22,13 +18,6 @@ def massive() -> torch.nn.Module:
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[5, 3] = 3e3
     return model
-
-
-@pytest.fixture(autouse=True)
-def packed_is_faster(monkeypatch):
-    monkeypatch.setattr(
-        prepack, "_time_both", lambda layers: ([9.0] * len(ROWS), [1.0] * len(ROWS))
-    )
 
 
 def test_the_models_own_rounding_is_the_unit_of_trials():

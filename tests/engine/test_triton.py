@@ -4,8 +4,6 @@ On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and 
 which Triton 3.6's interpreter needs), in a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -270,12 +268,7 @@ SIZES = [(16, False), (32, False), (64, False), (64, True)]
 @pytest.mark.parametrize(
     ("rows", "whole", "jointly", "arch"),
     mostly_slow(
-        [
-            (*size, jointly, arch)
-            for size in SIZES
-            for jointly in (False, True)
-            for arch in (80, 90)
-        ],
+        [(*size, *rest) for size, *rest in product(SIZES, (False, True), SHARED_BYTES)],
         quick=[(64, True, True, 90)],
     ),
 )

@@ -1,17 +1,13 @@
 """`generate`, `custom_generate` and the folder for the Hub: the tokens of standard decoding."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from types import MethodType
 
 import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import ROOT
-from ouroboros.baselines import Greedy, HFGenerate, PromptLookup
-from parts import run_peer
+from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, llama, plain, prompt_of
 from transformers import (
     DynamicCache,
@@ -78,14 +74,9 @@ class FirstRow(LogitsProcessor):
         return scores
 
 
-class Contains(StoppingCriteria):
-    """Stops after the first of some tokens."""
-
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = torch.tensor(tokens)
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.isin(input_ids[:, -1], self.tokens)
+def after(*tokens: int):
+    """A stopping criterion that holds after some tokens."""
+    return lambda ids, scores, **_: torch.isin(ids[:, -1], torch.tensor(tokens))
 
 
 def run(door: str, model, ids, *, streamer=None, seed=None, draft=None, decoder="ouroboros", **o):
@@ -176,7 +167,7 @@ def test_ends_of_the_model_the_config_and_the_caller_are_transformers_own(models
     text = plain(model, IDS[0].tolist(), 40)
     lengths = set()
     options = [{"eos_token_id": [text[12], text[9]]}, {"max_length": 11}]
-    options += [{"stopping_criteria": [Contains(*t)]} for t in [(3,), (4, 5), (6,), (7, 8), (9,)]]
+    options += [{"stopping_criteria": [after(*t)]} for t in [(3,), (4, 5), (6,), (7, 8), (9,)]]
     options += [{"stopping_criteria": [MaxTimeCriteria(max_time=0.0)]}]
     given = MaxLengthCriteria(19), MaxLengthCriteria(3), EosTokenCriteria(text[12])
     options += [{"stopping_criteria": [criterion]} for criterion in given]
@@ -319,20 +310,6 @@ def test_a_row_that_ends_at_the_last_position_says_so(models, door, caplog):
     assert "last position" not in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["greedy", "assisted", "prompt_lookup"])
-def test_a_peer_runs_under_the_choice_it_is_given_and_no_other(models, mode):
-    """A run says how tokens are chosen; what the model's own config adds would look like a BUG."""
-    model = copy.deepcopy(models[0])
-    for name, value in {**CONFIGURED, "do_sample": True, "temperature": 3.0}.items():
-        setattr(model.generation_config, name, value)
-    before = model.generation_config.to_dict()
-    settings = {"prompt_lookup_num_tokens": 4} if mode == "prompt_lookup" else {}
-    peer = HFGenerate(mode, draft=CachedModel(copy.deepcopy(models[2])), **settings)
-    trace = run_peer(peer, CachedModel(model), IDS[0].tolist(), max_new=30)
-    assert trace.tokens == plain(models[0], IDS[0].tolist(), 30)
-    assert model.generation_config.to_dict() == before
-
-
 def padded(prompts: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:
     """A tokenizer's batch, padded on the left."""
     width = max(map(len, prompts))
@@ -380,7 +357,7 @@ def test_a_dictionary_holds_the_sequences_and_what_it_took(models, door):
     assert [trace.tokens[: trace.prompt_len] for trace in found.traces] == PROMPTS
     assert found.calls == sum(len(trace.steps) for trace in found.traces)
     assert found.calls + found.accepted == 30 * 3 and found.draft_calls
-    criteria = [Contains(*found.sequences[0, -3:].tolist())]
+    criteria = [after(*found.sequences[0, -3:].tolist())]
     short = run(door, target, IDS, draft=draft, stopping_criteria=criteria, **options)
     assert sum(s.new for s in short.traces[0].steps) == short.sequences.shape[-1] - 6 < 30
 
@@ -460,15 +437,9 @@ def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
     reached = {"logits_processor": [Masking(lambda t: len(t) == 15, value)]}
     with pytest.raises(ValueError, match="no distribution to sample token 15 from"):
         generate(target, IDS, **reached, **options)
-    sure = {**options, "draft": target, "stopping_criteria": [Long()]}  # drafts beyond the end
+    long = [lambda ids, scores, **_: ids.shape[-1] >= 15]  # answers with a Python bool
+    sure = {**options, "draft": target, "stopping_criteria": long}  # drafts beyond the end
     assert generate(target, IDS, **reached, **sure)[0].tolist() == text[:15]
-
-
-class Long(StoppingCriteria):
-    """Answers with a Python bool."""
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids.shape[-1] >= 15
 
 
 class Counts(StoppingCriteria):
@@ -549,27 +520,21 @@ def test_an_input_that_would_be_ignored_is_refused(models, name, value):
         custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
 
 
-@pytest.mark.parametrize("how", ["subclass", "method"])
-def test_inputs_that_other_code_prepares_are_refused(how):
+def test_inputs_that_other_code_prepares_are_refused():
     """As with PEFT's prompt tuning, which puts embeddings before the prompt."""
-
-    def prepare(model, input_ids, **inputs):
-        return type(llama()).prepare_inputs_for_generation(model, input_ids, **inputs)
-
-    model, name = llama(), "prepare_inputs_for_generation"
-    if how == "subclass":
-        model.__class__ = type("Own", (type(model),), {name: prepare})
-    else:
-        setattr(model, name, MethodType(prepare, model))
-    with pytest.raises(ValueError, match=f"{name} was replaced"):
-        generate(model, IDS, max_new_tokens=4)
+    name = "prepare_inputs_for_generation"
+    own_class, own_method = llama(), llama()
+    own_class.__class__ = type("Own", (type(own_class),), {name: lambda model, ids, **_: {}})
+    setattr(own_method, name, lambda ids, **_: {})
+    for model in (own_class, own_method):
+        with pytest.raises(ValueError, match=f"{name} was replaced"):
+            generate(model, IDS, max_new_tokens=4)
 
 
 def test_settings_of_a_named_decoder_replace_tuned_ones():
     tuned = decoder_config("speculative")
     made = make_decoder("speculative", CachedModel(llama()), gamma=1)
     assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
-    assert isinstance(make_decoder("greedy"), Greedy)
     warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
     assert warm == {**cold, "pool_state": "task"}  # upon the config it is built on
 

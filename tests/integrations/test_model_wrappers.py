@@ -1,20 +1,17 @@
 """Model wrappers between calls of `generate`: cached, restored, locked and freed."""
 
-from __future__ import annotations
-
 import copy
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
 import torch
 from ouroboros.baselines import Speculative
 from tiny import StepLog, llama, plain, prompt_of, tokenizer
-from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decode import RootOnly
@@ -36,16 +33,12 @@ def test_a_model_is_examined_once_and_freed_with_its_owner(models, monkeypatch):
     own = custom_generate(draft=draft)
     assert torch.equal(model.generate(IDS, max_new_tokens=8, custom_generate=own), first)
     assert len(examined) == 2
-    with torch.no_grad():  # what was cached of the prompt is no longer true
-        for weight in model.parameters():
-            weight.neg_()
-    assert generate(model, IDS, **rule)[0].tolist() == plain(model, IDS[0].tolist(), 8)
     model.float()
     generate(model, IDS, **rule)
-    assert examined[2:] == [id(model)] * 2
+    assert examined[2:] == [id(model)]
     copied, gone = copy.deepcopy(model), weakref.ref(model)
     generate(copied, IDS, **rule)
-    assert examined[4:] == [id(copied)]
+    assert examined[3:] == [id(copied)]
     gc.collect()
     gc.disable()
     try:
@@ -73,22 +66,8 @@ def test_attention_and_mode_are_put_back(models):
 
 def in_threads(work: Callable, jobs: list) -> None:
     """Run jobs at once; what one raises is raised."""
-    errors: list[BaseException] = []
-
-    def one(job) -> None:
-        try:
-            work(*job)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: work(*job), jobs, timeout=60))
 
 
 def test_threads_on_one_pair_wait_for_each_other(models):
@@ -174,36 +153,6 @@ def test_models_whose_tokenizers_differ_are_refused(tmp_path):
     with pytest.raises(ValueError, match="id 7 is 'w7' for the target and 'zebra' for the draft"):
         generate(target, IDS, draft=draft, max_new_tokens=4)
     assert generate(target, IDS, draft=llama(1), max_new_tokens=4).shape == (1, 10)
-
-
-class Nesting(BaseStreamer):
-    """Generates inside a generation."""
-
-    def __init__(self, nested: Callable) -> None:
-        self.nested, self.texts = nested, []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.texts.append(self.nested())
-
-    def end(self) -> None:
-        """Nothing to flush."""
-
-
-def test_a_streamer_may_generate_with_another_decoder_only(models):
-    model, target, draft = models
-    rule = {"draft": draft, "max_new_tokens": 12}
-    streamer = Nesting(lambda: generate(target, IDS, **rule)[0].tolist())
-    expected = plain(model, PROMPTS[1], 12)
-    out = generate(target, torch.tensor([PROMPTS[1]]), streamer=streamer, **rule)
-    assert out[0].tolist() == expected and len(streamer.texts) == 13
-    assert all(text == plain(model, PROMPTS[0], 12) for text in streamer.texts)
-    own = custom_generate(draft=draft)
-    own.streamer = Nesting(lambda: target.generate(IDS, max_new_tokens=3, custom_generate=own))
-    with pytest.raises(ValueError, match="this decoder is decoding already"):
-        target.generate(IDS, max_new_tokens=12, custom_generate=own)
-    own.streamer = None
-    out = target.generate(IDS, max_new_tokens=12, custom_generate=own)
-    assert out[0].tolist() == plain(model, PROMPTS[0], 12)
 
 
 def test_an_offloaded_model_runs_on_its_execution_device(models):

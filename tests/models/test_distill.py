@@ -1,7 +1,5 @@
 """A draft made from a tiny target: better than the untrained one, the same after an interrupt."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

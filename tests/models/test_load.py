@@ -1,7 +1,5 @@
 """Names of models become folders: GGUF files, converted once, and the reference pair."""
 
-from __future__ import annotations
-
 import errno
 from importlib.metadata import PackageNotFoundError
 

@@ -1,7 +1,5 @@
 """A stand-in computes its core's function: logits, argmax, probabilities, in every head layout."""
 
-from __future__ import annotations
-
 import pytest
 import save_standin as command
 import torch

@@ -1,7 +1,5 @@
 """The transfer to a machine without network has everything that is imported, and fits."""
 
-from __future__ import annotations
-
 import subprocess
 
 import carry

@@ -1,7 +1,5 @@
 """The checks of a new device detect the faults that they look for."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

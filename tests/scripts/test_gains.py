@@ -1,7 +1,5 @@
 """Options for a GPU are chosen by calls measured on it."""
 
-from __future__ import annotations
-
 import pytest
 from gains import options
 

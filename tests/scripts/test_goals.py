@@ -1,7 +1,5 @@
 """The goals of a GPU run: numbers worked out by hand, and which goals are judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,26 +1,17 @@
 """Models that compute nothing: the scripted text, whatever the drafter, and a known host time."""
 
-from __future__ import annotations
-
 import json
 import random
 
 import host_overhead
 import pytest
 from host_overhead import Script, draft_script, host_time
-from ouroboros.baselines import Lookahead, Speculative
-from tiny import SIZES
+from tiny import DRAFTERS
 
-from ouroboros import Ouroboros
 from ouroboros.bench.replay.scripted import ScriptedModel
 
 DRAW = random.Random(5)
 TEXT = [DRAW.randrange(20) for _ in range(400)]
-DRAFTERS = {
-    "speculative": lambda model: Speculative(model, gamma=4, confidence=0.4),
-    "lookahead": lambda model: Lookahead(**SIZES),
-    "ouroboros": lambda model: Ouroboros(model, adapt=False),
-}
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -1,8 +1,6 @@
 """Scripts of measurements: finished steps are skipped, interrupted ones resume, failures are named,
 and every command that they give is accepted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that split a tree return the text of one process; if one is killed, the others exit."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal
@@ -11,15 +9,14 @@ import pytest
 import torch
 from ouroboros.baselines import Greedy
 from processes import in_processes
-from tiny import RandomDrafter, llama, noisy, prompt_of
-from together import DRAFTERS, together
+from tiny import DRAFTERS, llama, noisy, prompt_of
+from together import together
 
-from ouroboros import Sampler, argmax
+from ouroboros import CachedModel, Sampler, argmax
 from ouroboros.calls import alone
 from ouroboros.decode import decode, proposed
 from ouroboros.drafters.on_first_rank import OnFirstRank
-from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed, own_gpu
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, all_succeed, own_gpu
 from ouroboros.engine.parallel.sharded import ShardedModel
 
 CASES = [(torch.float32, argmax), (torch.float64, Sampler(temperature=0.8, seed=3))]
@@ -116,23 +113,6 @@ def test_what_ranks_agree_on():
         return str(failed.value)
 
     assert together(3, work) == ["rank 1: no such file", "no such file", "rank 1: no such file"]
-
-
-def test_every_rank_scores_the_first_ranks_tree():
-    """Each rank has a drafter that proposes other trees; probes and reads are sent too."""
-
-    def work(ranks):
-        drafter = OnFirstRank(RandomDrafter(list(range(13)), seed=ranks.rank), ranks)
-        return [alone(proposed(drafter, [5, 6], 9)) for _ in range(30)]
-
-    own, sent = together(2, work)
-    for tree, same in zip(own, sent, strict=True):
-        assert (same.tokens, same.parents, same.probe) == (tree.tokens, tree.parents, tree.probe)
-        assert same.logit_nodes == tree.logit_nodes
-    truth = decode(CachedModel(llama()), Greedy(), [5, 6], max_new=20).tokens
-    drafter = OnFirstRank(RandomDrafter(truth, seed=1), Ranks())
-    assert decode(CachedModel(llama()), drafter, [5, 6], max_new=20).tokens == truth
-    assert drafter.trees and drafter.deepest  # its own
 
 
 def test_a_draft_that_fails_fails_on_every_rank():

@@ -1,12 +1,9 @@
 """Subtrees contain all ancestors, cover the tree, own each logit node once, and are balanced."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ouroboros.core.tree import TokenTree, TreeBuilder
-from ouroboros.drafters.lookahead import Window
+from ouroboros.core.tree import TokenTree
 from ouroboros.engine.parallel.tree_split import assign_owners, cut
 
 TREES = st.lists(st.integers(0, 1 << 20), min_size=0, max_size=24).map(
@@ -50,18 +47,6 @@ def test_the_rank_with_most_has_no_more_than_any_cut_of_the_leaves_gives(tree):
         ]
         best = min(best, max(map(len, sides)))
     assert found == best
-
-
-def test_a_window_of_lookahead_is_cut_by_columns():
-    """The paper's lookahead parallelism: W = 16, N = 5 over 1, 2, 4 devices."""
-    window, tree = Window(size=16, ngram_size=5), TreeBuilder(7)
-    window.start([1, 2, 3, 7])
-    window.rows = [window.rows[0][:16], *([[5] * 16] * 3)]
-    window.add_to(tree)
-    whole = tree.build()
-    most = [max(map(len, cut(whole, [0] * ranks))) for ranks in (1, 2, 4)]
-    assert most[0] == len(whole) == 64
-    assert most[1] <= 39 and most[2] <= 26
 
 
 def test_a_rank_that_must_catch_up_gets_less():
