@@ -1,5 +1,7 @@
 """Texts and a draft for growing trees without a model, and a picture of such a tree."""
 
+from __future__ import annotations
+
 import random
 
 import numpy as np
@@ -44,11 +46,17 @@ def ranking(draft: TokenTree, vocab: int) -> tuple[np.ndarray, np.ndarray, np.nd
     return ids, scores, shares
 
 
+def drafts(grown: TreeGrower, text: list[int], depth: int = 20, draft_depth: int = 20, vocab=12):
+    """Begin a step, and yield each tree that the draft model scores in it."""
+    draft = grown.begin(text, depth, draft_depth)
+    while draft:
+        yield draft
+        draft = grown.add_rankings(*ranking(draft, vocab))
+
+
 def step(grown: TreeGrower, text: list[int], known: int, *, vocab: int) -> int:
     """One whole step on the first `known` tokens of a text; return how many are new."""
-    draft = grown.begin(text[:known], 40, 40)
-    while draft:
-        draft = grown.add_rankings(*ranking(draft, vocab))
+    list(drafts(grown, text[:known], 40, 40, vocab))
     made = grown.proposal()
     chosen = [text[known + depth] for depth in made.depths().tolist()]
     path = made.longest_match(chosen)
