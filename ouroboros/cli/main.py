@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -32,6 +33,13 @@ COMMANDS = {
 }
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
+FLAGS = {
+    "generate": "model.target model.draft task.template decoder max_new temperature seed race",
+    "report": "out costs remake tokenizer wide",
+}
+"""Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
+SWITCHES = ("race", "remake", "wide")
+"""Flags without a value."""
 USAGE = f"""\
 Lossless decoding acceleration, and a benchmark of lossless decoders.
 
@@ -84,7 +92,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             words = rest[:1]
         else:
             words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
-        rest = rest[len(words) :]
+        rest = without_flags(name, rest[len(words) :])
         if not words and not any(one[:1] == "-" for one in rest):
             raise ValueError(
                 f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
@@ -92,6 +100,23 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     if name == "audit":
         return call("audit", words, rest, as_json=as_json)
     return run_hydra(name, words, rest, as_json=as_json)
+
+
+def without_flags(name: str, argv: Sequence[str]) -> list[str]:
+    """Return arguments with the flags in `FLAGS` written as options.
+
+    >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
+    ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in FLAGS.get(name, "").split():
+        how: dict = {"action": "store_const", "const": "true"} if option in SWITCHES else {}
+        flag = option.rpartition(".")[2].replace("_", "-")
+        parser.add_argument(f"--{flag}", dest=option, **how)
+    flags, rest = parser.parse_known_args(argv)
+    given = {option: value for option, value in vars(flags).items() if value is not None}
+    hub = ["model=hf"] if "model.target" in given else []
+    return [*hub, *(f"{option}={value}" for option, value in given.items()), *rest]
 
 
 def call(name: str, *arguments: Any, as_json: bool) -> int:

@@ -46,6 +46,8 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     shipped = (FOLDER / "task").glob("development*.jsonl")
     paths = options.prompts or sorted(map(str, shipped))
     costs: Any = {made.about["name"]: made for made in map(load_costs, options.costs) if made}
+    if len(costs) < len(options.costs):
+        raise ValueError(f"two of costs={options.costs} have one name: rename a file or folder")
     results = Path(options.results_dir)
     pair = load_pair(options.model, with_draft=any(map(needs_draft, options.decoder.values())))
     on, limit = [], options.max_new

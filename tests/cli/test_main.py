@@ -86,10 +86,18 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     told("bench", *rest, "--json")
     told("generate", "x = 1", "race=true")
     told("report", "a", "b", "out=c")
+    told("generate", "x", "--target", "ID", "--template", "plain", "--max-new", "8", "--race")
+    told("report", "a", "--out=c")
     assert seen == [
         ("bench", [], rest, {"as_json": True}),
         ("generate", ["x = 1"], ["race=true"], {"as_json": False}),
         ("report", ["a", "b"], ["out=c"], {"as_json": False}),
+        (
+            *("generate", ["x"]),
+            ["model=hf", "model.target=ID", "task.template=plain", "max_new=8", "race=true"],
+            {"as_json": False},
+        ),
+        ("report", ["a"], ["out=c"], {"as_json": False}),
     ]
 
 

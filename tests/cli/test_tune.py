@@ -1,13 +1,18 @@
 """`ouroboros tune`: settings are ranked with the given costs; errors are one line."""
 
 import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from composing import ROOT
 from measured import sample, step
+from transformers import AutoTokenizer
 
 import ouroboros
 from ouroboros.costs import Costs, Surface
+from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 from ouroboros.tuning.tune import Machine, speed
 
@@ -69,6 +74,32 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     assert made == ["flat"], "it was stopped while it wrote the last of them"
     tuned(call, saved_pair, *words, "costs=[flat]", "seed=1")
     assert made == ["flat"] * 2, "other trials"
+
+
+def test_an_instruct_model_is_tuned_on_whole_answers_to_its_chat_template(
+    call, saved_pair, tmp_path, monkeypatch
+):
+    pair = Path(shutil.copytree(saved_pair, tmp_path / "pair"))
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    tokenizer.chat_template = "{% for one in messages %}abab{{ one.content }}{% endfor %}"
+    tokenizer.save_pretrained(pair / "target")
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2]})
+    recorded, record = [], tuning.record
+    monkeypatch.setattr(tuning, "record", lambda bench: recorded.append(bench) or record(bench))
+    tuned(call, pair, "decoder=prompt_lookup", f"prompts=[{DEVELOPMENT[0]}]", "temperatures=[0]")
+    (bench,) = recorded
+    begins = tokenizer("abab").input_ids
+    assert bench.prompts.ids(bench.examples[0])[: len(begins)] == begins
+    assert not bench.task.stop
+
+
+def test_costs_of_one_name_are_refused(call, tmp_path):
+    files = [tmp_path / name / "mine.json" for name in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(json.dumps(asdict(Costs(Surface.flat({1: 1.0, 64: 2.0})))))
+    code, _, error = call("tune", f"costs=[{','.join(map(str, files))}]", "decoder=prompt_lookup")
+    assert code == 2 and error.count("\n") == 1 and "have one name" in error
 
 
 def test_a_setting_is_as_fast_as_its_calls_cost():
