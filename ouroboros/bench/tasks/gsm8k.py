@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
+from fractions import Fraction
 from typing import ClassVar
 
 from ouroboros.bench.tasks.answers import answer_of
@@ -14,17 +14,38 @@ from ouroboros.bench.tasks.task import Example
 WORKED = EXAMPLES / "gsm8k_worked.jsonl"
 """Question, chain of thought and answer: the worked examples of Wei et al. 2022, table 20
 (https://arxiv.org/abs/2201.11903)."""
-_NUMBER = r"(?:(?<![\d)])-[$€£]?)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-"""A number; in "20-15" and "(4)-1" the minus is not a sign."""
+_SIGN = r"(?:(?<![\d)])-[$€£¥]?|[$€£¥]-?)?"  # in "20-15" and "(4)-1" the minus is not a sign
+_WHOLE = r"(?:\d{1,3}(?:[,' ]\d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(
+    rf"{_SIGN}(?:(?:\d+ )?\d+ ?/ ?0*[1-9]\d*(?!\d|\.\d)"  # 3/4 or 1 1/2
+    rf"|{_WHOLE}(?:\.\d+)?(?:e[+-]?\d\d?(?!\w))?|\.\d+)",
+    re.IGNORECASE,
+)
 _HASHES = re.compile(
-    rf"####(?:[^\w.-]|(?:boxed|text)\{{)*({_NUMBER})(?!\d|[.,]\d|[.):][ \t]+\S)"
-)  # no heading such as "#### 1. Cost"
-_BOXED = re.compile(r"\\boxed *\{((?:[^{}]|\{[^{}]*\})*)")
+    rf"####(?:[^\w.-]|(?:boxed|text|math)\w*\{{)*((?:- *)?{_NUMBER.pattern})"
+    r"(?!\d|[.,]\d|[.):][ \t]+\S)",  # no heading such as "#### 1. Cost"
+    re.IGNORECASE,
+)
+_BOXED = re.compile(r"\\f?box(?:ed)? *\{((?:[^{}]|\{[^{}]*\})*)")
 _ANSWER = re.compile(
     r"(?<!to )(?<!/)\banswer\b(?:[^.\n\d]{0,60}?\bis\b|[*_ ]*[:=>\n])[\s:*_$(]*", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-_LATEX = re.compile(r"\\(?:[,!;: ]|(?=[$%]))")  # spaces in numbers, escaped signs
+_NOT = re.compile(rf"\bnot\W+(?:[a-z]+\W+){{0,3}}{_NUMBER.pattern}", re.IGNORECASE)
+_TYPOGRAPHY = str.maketrans(
+    {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{RIGHT SINGLE QUOTATION MARK}": "'"}
+    | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
+)
+_NOTATION = (
+    (r"\{,\}", ","),  # 1{,}200
+    (r"\\[,!;: ]|\\(?=[$%])", ""),  # 1\,200 and \$5
+    (r"(?<=\d) *(?=\\[dtc]?frac)", " "),
+    (r"\\[dtc]?frac *\{([^{}]*)\} *\{([^{}]*)\}", r"\1/\2"),
+    (r"(?<=\d) *(?:\*|x|\xd7|\\times|\\cdot) *10 *\^ *(?:\{([+-]?\d+)\}|([+-]?\d+))", r"e\1\2"),
+    (r"\^ *(?:\{-?\d+\}|-?\d+)", ""),  # the exponent of a unit
+    (r"[^\S\n]", " "),
+)
+"""Patterns of LaTeX and other notations, and their replacements, in this order."""
 
 
 class GSM8K(DatasetTask):
@@ -61,29 +82,41 @@ class GSM8K(DatasetTask):
         return {"exact_match": float(final_number(answer_of(completion, stop)) == wanted)}
 
 
-def final_number(text: str) -> Decimal | None:
+def final_number(text: str) -> Fraction | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
     Takes the number after the first `####` (unless in a heading such as "#### 1. Cost"). If there
     is none, takes the number in the last `\\boxed{}`, else the first number in the sentence after
     the last "answer is" or "answer:", else the last number of the text; of an equation, the number
-    after its last equals sign. Reads thousands separators, and ignores units and currencies.
+    after its last equals sign, and no number after "not". Reads thousands separators, fractions,
+    LaTeX and scientific notation, and ignores units, currencies and percent signs.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
-    Decimal('1200')
+    Fraction(1200, 1)
     """
-    text = _LATEX.sub("", text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-"))
+    text = text.translate(_TYPOGRAPHY)
+    for pattern, replacement in _NOTATION:
+        text = re.sub(pattern, replacement, text)
     if hashes := _HASHES.search(text):
-        return _value(hashes[1])
+        return value(hashes[1])
     spans = [_SENTENCE_END.split(text[m.end() :], maxsplit=1)[0] for m in _ANSWER.finditer(text)]
     spans += [box[1] for box in _BOXED.finditer(text)]
     for span in reversed(spans):
+        span = _NOT.sub("", span)
         for part in (span.rpartition("=")[2], span):
-            if found := re.search(_NUMBER, part):
-                return _value(found[0])
-    numbers = re.findall(_NUMBER, text)
-    return _value(numbers[-1]) if numbers else None
+            if found := re.match(rf" *- *{_NUMBER.pattern}", part, re.I) or _NUMBER.search(part):
+                return value(found[0])
+    numbers = _NUMBER.findall(text)
+    return value(numbers[-1]) if numbers else None
 
 
-def _value(number: str) -> Decimal:
-    return Decimal(re.sub(r"[^\d.-]", "", number))
+def value(number: str) -> Fraction:
+    """Return the value of a number as `_NUMBER` matches it.
+
+    >>> value("-1 1/2"), value("$1,200.50")
+    (Fraction(-3, 2), Fraction(2401, 2))
+    """
+    text = re.sub(r"^[-$€£¥ ]+|[,']|(?<=/) | (?=/)", "", number)
+    parts = text.split() if "/" in text else [text.replace(" ", "")]
+    size = sum(map(Fraction, parts), Fraction())
+    return -size if "-" in number[: number.index(text[0])] else size

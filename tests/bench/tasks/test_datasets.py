@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -117,35 +117,64 @@ def test_damaged_files_are_refused(tmp_path, name, content, says):
         ("#### -1,234.50\n\nQ: more? The answer is 4.", "-1234.5"),
         ("#### 1. Cost\n5 x 3 = 15\n#### 12) Sum\n15 + 3 = 18\n#### 18", "18"),
         ("#### 1: Cost\n5 x 3 = 15. The answer is 15.", "15"),
-        ("#### **$18.00**\n2 steps", "18"),
-        (r"#### \boxed{\text{18}}", "18"),
         ("#### 18.\n\nThen 7", "18"),
-        ("#### -$5", "-5"),
-        (r"so \boxed{1{,}200}.", "1200"),
-        (r"\boxed{1\,200}", "1200"),
-        (r"\boxed{x = -\$5}", "-5"),
-        (r"\boxed{5}, no: \boxed{6}. My answer: it has 2 steps", "6"),
-        (r"\boxed{18\text{ m}^2} as 9 = 9", "18"),
         ("So the answer is $1,200. And 7 more.", "1200"),
         ("The answer is: **18** apples, not 3", "18"),
+        (r"hence \boxed{42}.", "42"),
+        (r"so \boxed{1{,}200}.", "1200"),
+        ("first 5, then 7.5.", "7.5"),
+        ("x = $-5", "-5"),
+        ("1,2", "2"),
+        ("10,0000", "0"),
+        ("The answer is 5 * 4 = 20.", "20"),
         ("The answer is 60 - 20 = 40 dollars.\nBut 7 = 7", "40"),
         ("If the answer is 12 per day, 12 x 7 = 84. The answer is 84.", "84"),
+        ("If the answer is 12 per day, the answer is 84", "84"),
         ("The answer is 84. I hope that this answer is clear.", "84"),
         ("The answer is 4.5. Not 3.", "4.5"),
+        (r"\boxed{5}, no: \boxed{6}", "6"),
+        ("20-15", "15"),
+        ("(20)-15", "15"),
+        ("it is -15", "-15"),
         ("The answer is \N{MINUS SIGN}3.", "-3"),
+        ("none", None),
+        ("#### **$18.00**\n2 steps", "18"),
+        (r"#### \boxed{\text{18}}", "18"),
+        ("#### 1 200", "1200"),
+        ("#### 1\N{NARROW NO-BREAK SPACE}200 km", "1200"),
+        ("#### 1'200'000", "1200000"),
+        ("#### - 5", "-5"),
+        ("#### -$5", "-5"),
+        ("#### 50%", "50"),
+        ("#### 2.5e3", "2500"),
+        ("#### 9/12.", "3/4"),
+        ("#### 1 1/2 cups", "3/2"),
+        ("#### 18/0", "18"),
+        (r"\boxed{1\,200}", "1200"),
+        (r"\boxed{1,\!200}.", "1200"),
+        (r"\boxed{-\frac{1}{4}}", "-1/4"),
+        (r"\boxed{1\frac{1}{4}}", "5/4"),
+        (r"\boxed{x = -\$5}", "-5"),
+        (r"\boxed{18\text{ m}^2} as 9 = 9", "18"),
+        (r"\boxed{18}. My answer: it has 2 steps", "18"),
+        (r"3 \times 10^{4} km", "30000"),
+        (r"\boxed{3\cdot10^4} as 9 = 9", "30000"),
+        ("1.2 x 10^3", "1200"),
+        ("18 m^2", "18"),
+        ("The answer is - 5", "-5"),
+        ("The answer is not 4 but 5", "5"),
+        ("The answer isn't 4. It is 5.", "5"),
+        ("The answer to it is: 7\nin 2 steps", "7"),
         ("**Answer:** 7\nin 2 steps", "7"),
         ("## Final answer\n\n$7$\nin 2 steps", "7"),
         ("<answer>7</answer> in 2 steps", "7"),
         ("To answer this: 5 each. 3 x 5 = 15", "15"),
-        ("first 5, then 7.5.", "7.5"),
-        ("20-15", "15"),
-        ("(20)-15", "15"),
-        ("it is -15", "-15"),
-        ("none", None),
+        ("a day - 5 hours", "5"),
+        ("5\N{EN DASH}10", "10"),
     ],
 )
 def test_final_numbers(text, number):
-    assert final_number(text) == (None if number is None else Decimal(number))
+    assert final_number(text) == (None if number is None else Fraction(number))
 
 
 def test_gsm8k_scores_the_final_number_before_the_next_question():
