@@ -16,6 +16,7 @@ COLUMNS, TOGETHER = 64, 4  # columns and rows that `multiply_block` keeps in reg
 LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats of a vector
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, 16), ir.VectorType(INT, 16)
+SHORTS = ir.VectorType(ir.IntType(16), 32)
 LINE, PLACES = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 
 
@@ -38,19 +39,26 @@ def can_multiply(bfloat16: bool) -> bool:
     return bool(features.get("avx512f") and (features.get("avx512bf16") or not bfloat16))
 
 
-def _can_tile() -> bool:
-    """Return whether this processor has AMX for bfloat16 and the system lets this process use it,
+def can_multiply_int8() -> bool:
+    """Return whether this processor has the instructions of `multiply_integers`."""
+    features: Any = llvmlite.binding.get_host_cpu_features()
+    return bool(features.get("avx512bw"))
+
+
+def _can_tile(kind: str) -> bool:
+    """Return whether this processor has AMX for `kind` ("bf16" or "int8") and the system lets this process use it,
     which Linux grants on request (arch_prctl, https://docs.kernel.org/arch/x86/xstate.html)."""
     features: Any = llvmlite.binding.get_host_cpu_features()
-    if not features.get("amx-bf16") or platform.system() != "Linux":
+    if not features.get(f"amx-{kind}") or platform.system() != "Linux":
         return False
     arch_prctl, request, tile_data = 158, 0x1023, 18
     return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
-TILES = _can_tile()
+TILES, INT8_TILES = _can_tile("bf16"), _can_tile("int8")
 SPINS, NAP_US = 4000, 10  # checks of a waiting thread, about 200 us, before it sleeps in between
 TILE_ROWS, TILE_STEP = 16, 32  # rows and inputs of a tile
+INT8_STEP = 64  # inputs of a tile of int8
 
 
 @intrinsic
@@ -255,6 +263,50 @@ multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
 
 
 @intrinsic
+def multiply_integers(context, rows, stride, count, weight, sums, steps, scales, row, more):
+    """Multiply four rows of 16-bit integers by 64 columns of an int8 weight over `steps` pairs of
+    inputs, at most 64. Write the products, times a float32 scale of each row, to `sums`, [4, 64]
+    float32; with `more`, add them instead.
+
+    `rows` and `scales` are addresses of the first row and its scale; `stride` and `row` the bytes
+    to the next. If `count` is below four, the first row takes the place of missing rows.
+    """
+
+    def generate(_, builder, __, arguments):
+        rows, stride, count, weight, sums, steps, scales, row, more = arguments
+        # with AVX512-VNNI, LLVM joins this and the addition in one instruction
+        multiply = _declared(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, SHORTS, SHORTS)
+        narrow, blank = ir.VectorType(BYTE, 32), INTS(ir.Undefined)
+        starts = _rows_from(builder, rows, stride, TOGETHER, count)
+
+        def add(step, totals):
+            line = _at(builder, _past(builder, weight, step, 2 * COLUMNS), narrow)
+            loaded = [builder.load(builder.gep(line, [LONG(i)]), align=1) for i in range(4)]
+            columns, found = [builder.sext(own, SHORTS) for own in loaded], []
+            for start in starts:
+                pair = builder.load(_at(builder, _past(builder, start, step, 4), INT))
+                first = builder.insert_element(blank, pair, INT(0))
+                x = builder.bitcast(builder.shuffle_vector(first, blank, INTS([0] * 16)), SHORTS)
+                found += [builder.call(multiply, [x, w]) for w in columns]
+            return [builder.add(*both) for both in zip(totals, found, strict=True)]
+
+        found = _repeated(builder, steps, [INTS([0] * 16)] * (4 * TOGETHER), add)
+        adds = builder.icmp_signed("!=", more, LONG(0))
+        for at, scale in enumerate(_rows_from(builder, scales, row, TOGETHER, count)):
+            value = builder.load(_at(builder, scale, FLOAT), align=4)
+            first = builder.insert_element(FLOATS(ir.Undefined), value, INT(0))
+            every = builder.shuffle_vector(first, FLOATS(ir.Undefined), INTS([0] * 16))
+            for index in range(4 * at, 4 * at + 4):
+                product = builder.fmul(builder.sitofp(found[index], FLOATS), every)
+                place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
+                added = builder.fadd(builder.load(place, align=4), product)
+                builder.store(builder.select(adds, added, product), place, align=4)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 9), generate
+
+
+@intrinsic
 def multiply_tile(context, config, rows, stride, weight, sums, steps):
     """Multiply rows by 64 columns of a bfloat16 weight over `steps` times 32 inputs with AMX; write
     the products to `sums`, [rows, 64] float32.
@@ -291,6 +343,52 @@ def multiply_tile(context, config, rows, stride, weight, sums, steps):
         return ir.Constant(BYTE.as_pointer(), None)
 
     return types.void(*[types.int64] * 6), generate
+
+
+@intrinsic
+def multiply_int8_tile(context, config, high, low, stride, weight, sums, apart, steps):
+    """Multiply rows of 16-bit integers by 64 columns of an int8 weight over `steps` times 64 inputs
+    with AMX. Write the products of the upper bytes, at address `high`, to `sums`, [rows, 64] int32,
+    and those of the lower bytes, at `low`, `apart` bytes further.
+
+    Tiles 0 to 3 hold the sums for 32 columns, 4 and 5 the rows, 6 and 7 the weight. `config` and
+    `stride` as in `multiply_tile`.
+    """
+
+    def generate(_, builder, __, arguments):
+        config, high, low, stride, weight, sums, apart, steps = arguments
+
+        def amx(name: str, *operands) -> None:
+            kinds = [operand.type for operand in operands]
+            builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
+
+        amx("ldtilecfg", _at(builder, config, BYTE))
+        for half in range(2):
+            for at in range(4):
+                amx("tilezero", BYTE(at))
+
+            def add(step, _, skipped=LONG(half * 2048)):
+                for at, rows in ((4, high), (5, low)):
+                    place = _at(builder, _past(builder, rows, step, INT8_STEP), BYTE)
+                    amx("tileloadd64", BYTE(at), place, stride)
+                line = builder.add(_past(builder, weight, step, INT8_STEP * COLUMNS), skipped)
+                for at in range(2):
+                    place = _at(builder, builder.add(line, LONG(1024 * at)), BYTE)
+                    amx("tileloadd64", BYTE(6 + at), place, LONG(64))
+                    amx("tdpbssd", BYTE(at), BYTE(4), BYTE(6 + at))
+                    amx("tdpbusd", BYTE(2 + at), BYTE(5), BYTE(6 + at))
+                return []
+
+            _repeated(builder, steps, [], add)
+            for at in range(4):
+                place = builder.add(sums, LONG(128 * half + 64 * (at % 2)))
+                if at > 1:
+                    place = builder.add(place, apart)
+                amx("tilestored64", BYTE(at), _at(builder, place, BYTE), LONG(4 * COLUMNS))
+        amx("tilerelease")
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 8), generate
 
 
 def _past(builder, start, step, size: int):

@@ -26,6 +26,8 @@ from ouroboros.core.jit import cache_folder, cached_in, compile_now
 from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
     COLUMNS,
+    INT8_STEP,
+    INT8_TILES,
     LANES,
     TILE_ROWS,
     TILE_STEP,
@@ -37,6 +39,8 @@ from ouroboros.engine.cpu_intrinsics import (
     float_of,
     multiply_block,
     multiply_block_ahead,
+    multiply_int8_tile,
+    multiply_integers,
     multiply_tile,
     next_item,
     number_from,
@@ -57,7 +61,8 @@ LEAST = np.float32(-50)  # lowest exponent of a weight: products of smaller ones
 # numbers, which the processor handles 100 times slower
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
-LAYER_FIELDS, PART_FIELDS = 13, 11  # columns of the layer and sequence tables of `decode`
+GROUP = 256  # inputs that are rounded to 16-bit integers with one scale, for int8 weights
+LAYER_FIELDS, PART_FIELDS = 17, 11  # columns of the layer and sequence tables of `decode`
 FAST: dict[str, Any] = {  # sums may be reordered and fused; NaN and infinity stay valid
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
@@ -349,15 +354,116 @@ _if_tiles = _by_tiles if TILES else _no_tiles
 
 
 @numba.njit(**FAST)
-def _multiply_rows(counter, width, rows, weight, bias, out):
+def _to_integers(row, integers, scales):
+    """Round `row` to 16-bit integers times a scale for each GROUP of inputs."""
+    for group in range(len(scales)):
+        piece = slice(group * GROUP, min((group + 1) * GROUP, len(row)))
+        source, own, highest = row[piece], integers[piece], np.int32(0)
+        for at in range(len(source)):
+            highest = max(highest, np.int32(bits_of(_get(source, at)) & np.uint32(0x7FFFFFFF)))
+        scale = max(float_of(np.uint32(highest)) / np.float32(32767), np.float32(1e-37))
+        scales[group] = scale
+        for at in range(len(source)):
+            own[at] = np.int16(np.floor(_get(source, at) / scale + np.float32(0.5)))
+
+
+@numba.njit(**FAST)
+def _write_scaled(sums, scales, bias, column, out):
+    """Do `_write_products` with sums that are first multiplied by the `scales` of the columns."""
+    for row in range(len(out)):
+        own = sums[row]
+        for at in range(min(COLUMNS, out.shape[1] - column)):
+            own[at] *= scales[column + at]
+    _write_products(sums, bias, column, out)
+
+
+@numba.njit(**FAST)
+def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
+    """Do `_by_integers` with AMX: 16 rows at a time, their upper and lower bytes apart."""
+    n, width = integers.shape
+    tiles = (n + TILE_ROWS - 1) // TILE_ROWS
+    configs = np.zeros((2, 64), np.uint8)  # as in `_by_tiles`
+    configs[:, 0] = 1
+    configs[:, 16:32:2] = 64
+    configs[:, 48:56] = TILE_ROWS
+    configs[1, 48:54] = n - (tiles - 1) * TILE_ROWS
+    split = np.empty((2, n, width), np.uint8)
+    for row in range(n):
+        for at in range(width):
+            split[0, row, at] = np.uint8(integers[row, at] >> 8)
+            split[1, row, at] = np.uint8(integers[row, at] & 255)
+    parts, sums = np.empty((2, n, COLUMNS), np.int32), np.empty((n, COLUMNS), np.float32)
+    item = next_item(counter)
+    while item * COLUMNS < out.shape[1]:
+        sums[:] = 0
+        for group in range(scale_of.shape[1]):
+            start = group * GROUP
+            for tile in range(tiles):
+                row = tile * TILE_ROWS
+                multiply_int8_tile(
+                    configs[int(tile == tiles - 1)].ctypes.data,
+                    *(split[0, row, start:].ctypes.data, split[1, row, start:].ctypes.data, width),
+                    *(weight + (item * width + start) * COLUMNS, parts[0, row:].ctypes.data),
+                    *(4 * n * COLUMNS, min(GROUP, width - start) // INT8_STEP),
+                )
+            for row in range(n):
+                own, high, low, scale = sums[row], parts[0, row], parts[1, row], scale_of[row, group]
+                for at in range(COLUMNS):
+                    own[at] += np.float32((high[at] << np.int32(8)) + low[at]) * scale
+        _write_scaled(sums, scales, bias, item * COLUMNS, out)
+        item = next_item(counter)
+
+
+@numba.njit(**FAST)
+def _no_int8_tiles(counter, integers, scale_of, weight, scales, bias, out):
+    """Do nothing."""
+
+
+_if_int8_tiles = _int8_by_tiles if INT8_TILES else _no_int8_tiles
+
+
+@numba.njit(**FAST)
+def _by_integers(counter, width, rows, weight, scales, bias, out):
+    """Do `_multiply_rows` with an int8 weight whose columns have `scales`. The rows are rounded to
+    16-bit integers, whose products are summed exactly within each GROUP of inputs."""
+    (n, columns), groups = out.shape, (width + GROUP - 1) // GROUP
+    source = numba.carray(pointer(rows), (n, width), out.dtype)
+    integers = np.empty((n, width), np.int16)
+    scale_of = np.empty((n, groups), np.float32)
+    for row in range(n):
+        _to_integers(source[row], integers[row], scale_of[row])
+    if INT8_TILES and width % INT8_STEP == 0:
+        _if_int8_tiles(counter, integers, scale_of, weight, scales, bias, out)
+        return
+    sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
+    item = next_item(counter)
+    while item * COLUMNS < columns:
+        for row in range(0, n, TOGETHER):
+            for group in range(groups):
+                start = group * GROUP
+                multiply_integers(
+                    *(integers[row, start:].ctypes.data, 2 * width, n - row),
+                    *(weight + (item * width + start) * COLUMNS, sums[row:].ctypes.data),
+                    min(GROUP, width - start) // 2,
+                    *(scale_of[row, group:].ctypes.data, 4 * groups, group),
+                )
+        _write_scaled(sums, scales, bias, item * COLUMNS, out)
+        item = next_item(counter)
+
+
+@numba.njit(**FAST)
+def _multiply_rows(counter, width, rows, weight, scales, bias, out):
     """Multiply the rows at address `rows`, [n, width], by a weight in oneDNN's layout, add `bias`
     if not empty, and write the result to `out`, [n, columns]. Threads take work items of 64 columns
-    from `counter`.
+    from `counter`. If `scales` is not empty, the weight is int8 and has a scale for each column.
 
     Without AMX, sums in oneDNN's order: each block of inputs is summed separately, then added to
     the total. With more than four rows, the next block of weights is prefetched during the first
     eight.
     """
+    if len(scales):
+        _by_integers(counter, width, rows, weight, scales, bias, out)
+        return
     if TILES and out.itemsize == 2 and width % TILE_STEP == 0:
         _if_tiles(counter, width, rows, weight, bias, out)
         return
@@ -499,7 +605,8 @@ class Kernels(NamedTuple):
     - `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
       keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
     - `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
-    - `multiply`(n, width, columns, rows, weight, bias, out): a linear layer with packed weights.
+    - `multiply`(n, width, columns, rows, weight, bias, out, scales): a linear layer with packed
+      weights; `scales` are those of the columns of an int8 weight, float32.
     - `decode`: the whole model, as called by `fused.FewRows`.
     """
 
@@ -570,7 +677,8 @@ def _compile(dtype: torch.dtype) -> Kernels:
         n, width, columns = a[2], a[3], a[4]
         bias = numba.carray(pointer(a[7]), (columns if a[7] else 0,), kind)
         out = numba.carray(pointer(a[8]), (n, columns), kind)
-        _multiply_rows(a, width, a[5], a[6], bias, out)
+        scales = numba.carray(pointer(a[9]), (columns if a[9] else 0,), np.float32)
+        _multiply_rows(a, width, a[5], a[6], scales, bias, out)
 
     def decode(a):
         n, width, heads, kv_heads, head_width, inner = a[2], a[3], a[4], a[5], a[6], a[7]
@@ -587,6 +695,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
         last_norm = numba.carray(pointer(a[26]), (width,), kind)
         head, vocab = a[27], a[29]
         head_bias = numba.carray(pointer(a[28]), (vocab if a[28] else 0,), kind)
+        head_scales = numba.carray(pointer(a[40]), (vocab if a[40] else 0,), np.float32)
         logits = numba.carray(pointer(a[30]), (len(kept), vocab), kind)
         residual = numba.carray(pointer(a[31]), (n, width), kind)
         normed = numba.carray(pointer(a[32]), (n, width), kind)
@@ -612,11 +721,20 @@ def _compile(dtype: torch.dtype) -> Kernels:
             o_bias = numba.carray(pointer(own[9]), (width if own[9] else 0,), kind)
             both_bias = numba.carray(pointer(own[10]), (2 * inner if own[10] else 0,), kind)
             down_bias = numba.carray(pointer(own[11]), (width if own[11] else 0,), kind)
+            qkv_scales = numba.carray(
+                pointer(own[13]), (qkv.shape[1] if own[13] else 0,), np.float32
+            )
+            o_scales = numba.carray(pointer(own[14]), (width if own[14] else 0,), np.float32)
+            both_scales = numba.carray(pointer(own[15]), (2 * inner if own[15] else 0,), np.float32)
+            down_scales = numba.carray(pointer(own[16]), (width if own[16] else 0,), np.float32)
             counter = _wait(team, sleep, counter)
             more = addend if index else addend[:0]
             _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[4], qkv_bias, qkv)
+            _multiply_rows(
+                *(counter_at(counter), width, normed.ctypes.data),
+                *(own[4], qkv_scales, qkv_bias, qkv),
+            )
             counter = _wait(team, sleep, counter)
             row, at = next_item(counter_at(counter)), 0
             while row < n:
@@ -659,25 +777,30 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 item = next_item(counter_at(counter))
             counter = _wait(team, sleep, counter)
             _multiply_rows(
-                counter_at(counter),
-                heads * head_width,
-                attended.ctypes.data,
-                own[5],
-                o_bias,
-                addend,
+                *(counter_at(counter), heads * head_width, attended.ctypes.data),
+                *(own[5], o_scales, o_bias, addend),
             )
             counter = _wait(team, sleep, counter)
             _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(counter_at(counter), width, normed.ctypes.data, own[6], both_bias, both)
+            _multiply_rows(
+                *(counter_at(counter), width, normed.ctypes.data),
+                *(own[6], both_scales, both_bias, both),
+            )
             counter = _wait(team, sleep, counter)
             _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(counter_at(counter), inner, gated.ctypes.data, own[7], down_bias, addend)
+            _multiply_rows(
+                *(counter_at(counter), inner, gated.ctypes.data),
+                *(own[7], down_scales, down_bias, addend),
+            )
         counter = _wait(team, sleep, counter)
         _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
         counter = _wait(team, sleep, counter)
-        _multiply_rows(counter_at(counter), width, normed.ctypes.data, head, head_bias, logits)
+        _multiply_rows(
+            *(counter_at(counter), width, normed.ctypes.data),
+            *(head, head_scales, head_bias, logits),
+        )
 
     made = [Kernel(function) for function in (norm, rotate, attend, gate)]
     if can_multiply(kind == np.uint16):

@@ -28,7 +28,15 @@ from ouroboros.engine.cpu_kernels import FEW, PIECE, POOL, SLEEP, TEAM, kernels
 from ouroboros.engine.eager import Eager, Part, make_room
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED
-from ouroboros.engine.prepack import MOST, Packed, PackedWeights, can_be_packed, prepack_linears
+from ouroboros.engine.prepack import (
+    MOST,
+    Packed,
+    PackedWeights,
+    can_be_packed,
+    can_pack_int8,
+    prepack_linears,
+)
+from ouroboros.engine.quantised import Int8Linear
 from ouroboros.engine.trial import why_different
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
@@ -74,12 +82,12 @@ class Product(NamedTuple):
 
     @classmethod
     def of(cls, packed: PackedWeights, *layers: Any) -> Product:
-        biases = [layer.bias for layer in layers]
-        if all(own is None for own in biases):
+        known = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        if not known:
             return cls(packed.units[layers], None)
         parts = [
-            layer.weight.new_zeros(layer.out_features) if own is None else own.detach()
-            for layer, own in zip(layers, biases, strict=True)
+            known[0].new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+            for layer in layers
         ]
         return cls(packed.units[layers], parts[0] if len(parts) == 1 else torch.cat(parts))
 
@@ -165,6 +173,7 @@ class Fused(Eager):
                 + [product.packed.address for product in layer[4:]]
                 + [_address(product.bias) for product in layer[4:]]
                 + [int(sliding)]
+                + [_address(product.packed.scale) for product in layer[4:]]
                 for layer, sliding in zip(self.layers, self.sliding, strict=True)
             ]
             self.table = np.array(rows, dtype=np.int64)
@@ -311,7 +320,7 @@ class Fused(Eager):
             *(self.cos.data_ptr(), self.sin.data_ptr(), len(self.cos), _start(kept), len(kept)),
             *(self.norm.data_ptr(), head.packed.address),
             *(_address(head.bias), head.packed.shape[0], logits.data_ptr()),
-            *(*self.addresses, SLEEP),
+            *(*self.addresses, SLEEP, _address(head.packed.scale)),
             threads=threads,
         )
         return logits
@@ -384,7 +393,7 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         return False
     if any(set(model.get_submodule(path)._modules) != names for path, names in CHILDREN):
         return False
-    kinds = {type(part) for part in model.modules()}
+    kinds = {type(part) for part in model.modules()} - {Int8Linear}
     if any(kind.__module__.split(".")[0] not in OWNERS for kind in kinds):
         return False  # a subclass
     base: Any = model.model
@@ -397,7 +406,8 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         if type(module.mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
             return False
         linears = [part for name, part in layer._asdict().items() if name.endswith("_proj")]
-        if not all(can_be_packed(part, {}) for part in (*linears, model.lm_head)):
+        every = (*linears, model.lm_head)
+        if not all(can_be_packed(part, {}) or can_pack_int8(part) for part in every):
             return False
         norms += [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
@@ -411,7 +421,7 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         and None not in eps
         and shapes == {(width, width, kv_heads)}
         and width % 2 == 0
-        and {weight.dtype for weight in model.parameters()} == {info.dtype}
+        and {weight.dtype for weight in model.parameters()} - {torch.int8} == {info.dtype}
         and type(base.embed_tokens) is nn.Embedding
         and getattr(base.rotary_emb, "rope_type", "") in ROPES
         and len(base.rotary_emb.inv_freq) * 2 == width

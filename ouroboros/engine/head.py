@@ -23,6 +23,7 @@ from transformers.utils import cached_file
 
 from ouroboros.core.select import NO_CHOICE, Head
 from ouroboros.engine.loading import of_tokenizer
+from ouroboros.engine.quantised import INT8, Int8Linear, quantised_by
 
 FILE = "head_ids.json"
 DraftHead = int | Literal["auto"] | Sequence[int] | None
@@ -88,6 +89,8 @@ def trim_head(
         linear = nn.Linear(whole.in_features, len(ids), bias=False, device="meta")
         for name, weight in whole.named_parameters(recurse=False):
             linear.register_parameter(name, nn.Parameter(weight[ids], requires_grad=False))
+    if quantised_by(model) == INT8 and linear.weight.is_cpu:
+        linear = Int8Linear(linear)
     trimmed.set_output_embeddings(linear)
     named = torch.cat([ids, ids.new_tensor([NO_CHOICE])])
     return trimmed.eval(), Head(named, 1 + int(ids[-1]))

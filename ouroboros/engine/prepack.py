@@ -27,9 +27,16 @@ import psutil
 import torch
 from torch import nn
 
-from ouroboros.engine.cpu_intrinsics import COLUMNS, can_multiply
+from ouroboros.engine.cpu_intrinsics import (
+    COLUMNS,
+    INT8_STEP,
+    INT8_TILES,
+    can_multiply,
+    can_multiply_int8,
+)
 from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.frozen import Frozen
+from ouroboros.engine.quantised import Int8Linear
 
 ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
 HINT = 4  # rows that the layout is optimised for; optimising for fewer gains nothing
@@ -44,7 +51,7 @@ ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
 DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
 CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
 COMPANY = (2, 5, 8, 17, 64, 256)  # row counts at which a row's result must equal that of one row
-Unit = tuple[nn.Linear, ...]
+Unit = tuple[nn.Linear | Int8Linear, ...]
 """Layers with the same input that share one packed weight, or a single layer."""
 
 
@@ -59,6 +66,7 @@ class Packed:
 
     def __init__(self, weights: Sequence[torch.Tensor], *, always: bool = False) -> None:
         self.always, self.address, self.alone = always, 0, False
+        self.scale: torch.Tensor | None = None  # of the columns of an int8 weight
         weight = weights[0].detach()
         if len(weights) > 1:
             weight = torch.cat([own.detach() for own in weights])
@@ -80,6 +88,25 @@ class Packed:
             self.weight = steps.transpose(1, 2).contiguous()  # bfloat16: pairs of inputs
             self.address, self.alone = self.weight.data_ptr(), True
             use_huge_pages(self.address, self.weight.nbytes)
+
+    @classmethod
+    def int8(cls, layers: Sequence[Int8Linear]) -> Packed:
+        """Pack the weights of int8 layers, in a layout of our own."""
+        self = cls.__new__(cls)
+        self.always = self.alone = True
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.shape, self.dtype = weight.shape, layers[0].scale.dtype
+        padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
+        if INT8_TILES and weight.shape[1] % INT8_STEP == 0:  # quarters of columns, four inputs
+            steps = padded.view(-1, 4, COLUMNS // 4, weight.shape[1] // INT8_STEP, 16, 4)
+            self.weight = steps.permute(0, 3, 1, 4, 2, 5).contiguous()
+        else:  # pairs of inputs
+            pairs = padded.view(-1, COLUMNS, weight.shape[1] // 2, 2)
+            self.weight = pairs.transpose(1, 2).contiguous()
+        self.scale = torch.cat([layer.scale.detach().float() for layer in layers])
+        self.address = self.weight.data_ptr()
+        use_huge_pages(self.address, self.weight.nbytes)
+        return self
 
     def checked(self) -> Packed:
         """Stop using our kernel if its results differ bitwise from oneDNN's; return self. A weight
@@ -118,6 +145,7 @@ class Packed:
         kernel(
             *(items, rows, width, columns, input.data_ptr(), self.address),
             *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+            0 if self.scale is None else self.scale.data_ptr(),
             threads=torch.get_num_threads() if rows * width * columns > SERIAL else 1,
         )
         return out
@@ -152,7 +180,7 @@ class PackedWeights:
         self._forwards = {}
         for unit, packed in self.units.items():
             joined = JoinedProduct(unit, packed)
-            for index, layer in enumerate(unit):
+            for index, layer in enumerate(unit if packed.scale is None else ()):
                 self._forwards[layer] = partial(self._forward, layer, joined, index)
 
     @contextmanager
@@ -206,6 +234,7 @@ def prepack_linears(
     """
     least = {} if every else SMALLEST
     layers = [module for module in model.modules() if can_be_packed(module, least)]
+    layers += [module for module in model.modules() if every and can_pack_int8(module)]
     grouped = {layer for group in groups for layer in group}
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
     before = _SHARED.get(model, lambda: None)()
@@ -220,11 +249,14 @@ def prepack_linears(
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
         return PackedWeights()
     made = {
-        unit: Packed([layer.weight for layer in unit], always=every).checked() for unit in units
+        unit: Packed.int8(unit)
+        if type(unit[0]) is Int8Linear
+        else Packed([layer.weight for layer in unit], always=every).checked()
+        for unit in units
     }
     used: Sequence[int] = ROWS
     if every:
-        for each in {(packed.shape, packed.dtype) for packed in made.values()}:
+        for each in {(own.shape, own.dtype) for own in made.values() if own.scale is None}:
             _check_rows(*each)
     if not every or (timed and size >= TIMED_BYTES):  # times of small models would be noise
         some = units[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
@@ -315,6 +347,13 @@ def _time_both(units: Mapping[Unit, Packed]) -> list[list[float]]:
         if turn and time.perf_counter() - begin > LIMIT_S:
             break
     return best
+
+
+def can_pack_int8(module: nn.Module) -> TypeGuard[Int8Linear]:
+    """Return whether a module is an int8 layer on a CPU that can be packed."""
+    if type(module) is not Int8Linear or not module.weight.is_cpu:
+        return False
+    return can_multiply_int8() and module.in_features % 2 == 0
 
 
 def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[nn.Linear]:
