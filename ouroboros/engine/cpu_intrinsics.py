@@ -46,8 +46,9 @@ def can_multiply_int8() -> bool:
 
 
 def _can_tile(kind: str) -> bool:
-    """Return whether this processor has AMX for `kind` ("bf16" or "int8") and the system lets this process use it,
-    which Linux grants on request (arch_prctl, https://docs.kernel.org/arch/x86/xstate.html)."""
+    """Return whether this processor has AMX for `kind` ("bf16" or "int8") and the system lets this
+    process use it, which Linux grants on request (arch_prctl,
+    https://docs.kernel.org/arch/x86/xstate.html)."""
     features: Any = llvmlite.binding.get_host_cpu_features()
     if not features.get(f"amx-{kind}") or platform.system() != "Linux":
         return False
@@ -306,77 +307,149 @@ def multiply_integers(context, rows, stride, count, weight, sums, steps, scales,
     return types.void(*[types.int64] * 9), generate
 
 
-@intrinsic
-def multiply_tile(context, config, rows, stride, weight, sums, steps):
-    """Multiply rows by 64 columns of a bfloat16 weight over `steps` times 32 inputs with AMX; write
-    the products to `sums`, [rows, 64] float32.
+def _amx(builder, name: str, *operands) -> None:
+    """Generate an AMX instruction; the operand after a tile's number is an address."""
+    operands = tuple(
+        _at(builder, operand, BYTE) if at == 1 and operand.type == LONG else operand
+        for at, operand in enumerate(operands)
+    )
+    kinds = [operand.type for operand in operands]
+    builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
 
-    `config` is the address of a tile configuration for 1 to 16 rows, `rows` that of the first row,
-    `stride` the bytes between rows. Tiles 0 to 3 hold the sums, 4 the rows, 5 to 7 the weight.
-    """
+
+@intrinsic
+def set_tiles(context, config):
+    """Configure this thread's AMX tiles as at the address `config`; 0 releases them."""
 
     def generate(_, builder, __, arguments):
-        config, rows, stride, weight, sums, steps = arguments
-
-        def amx(name: str, *operands) -> None:
-            kinds = [operand.type for operand in operands]
-            builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
-
-        def add(step, _):
-            amx("tileloadd64", BYTE(4), _at(builder, _past(builder, rows, step, 64), BYTE), stride)
-            line = _past(builder, weight, step, 64 * COLUMNS)
-            for at in range(4):
-                own = BYTE(5 + at % 3)
-                amx("tileloadd64", own, _at(builder, builder.add(line, LONG(64 * at)), BYTE), width)
-                amx("tdpbf16ps", BYTE(at), BYTE(4), own)
-            return []
-
-        width = LONG(4 * COLUMNS)
-        amx("ldtilecfg", _at(builder, config, BYTE))
-        for at in range(4):
-            amx("tilezero", BYTE(at))
-        _repeated(builder, steps, [], add)
-        for at in range(4):
-            place = _at(builder, builder.add(sums, LONG(64 * at)), BYTE)
-            amx("tilestored64", BYTE(at), place, width)
-        amx("tilerelease")
+        some = builder.icmp_signed("!=", arguments[0], LONG(0))
+        with builder.if_else(some) as (then, otherwise):
+            with then:
+                kind, place = BYTE.as_pointer(), _at(builder, arguments[0], BYTE)
+                builder.call(_declared(builder, "llvm.x86.ldtilecfg", ir.VoidType(), kind), [place])
+            with otherwise:
+                _amx(builder, "tilerelease")
         return ir.Constant(BYTE.as_pointer(), None)
 
-    return types.void(*[types.int64] * 6), generate
+    return types.void(types.int64), generate
 
 
 @intrinsic
-def multiply_int8_tile(context, config, high, low, stride, weight, sums, apart, steps):
+def transpose(context, source, stride, target, width):
+    """Transpose 16 x 16 numbers of 32 bits from the address `source`, whose rows are `stride` bytes
+    apart, to `target`, whose rows are `width` bytes apart."""
+
+    def generate(_, builder, __, arguments):
+        source, stride, target, width = arguments
+        starts = _rows_from(builder, source, stride, 16, LONG(16))
+        rows = [builder.load(_at(builder, start, INTS), align=4) for start in starts]
+        for size in (1, 2, 4, 8):  # exchange blocks of this size off the diagonal
+            low = [lane if not lane & size else 16 + lane - size for lane in range(16)]
+            high = [lane + size if not lane & size else 16 + lane for lane in range(16)]
+            for at in range(16):
+                if not at & size:
+                    pair = rows[at], rows[at + size]
+                    rows[at] = builder.shuffle_vector(*pair, INTS(low))
+                    rows[at + size] = builder.shuffle_vector(*pair, INTS(high))
+        for row, place in zip(rows, _rows_from(builder, target, width, 16, LONG(16)), strict=True):
+            builder.store(row, _at(builder, place, INTS), align=4)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@intrinsic
+def interleave(context, one, two, target):
+    """Write pairs of 16-bit numbers to the address `target`: each of the 64 at the address `one`,
+    followed by its neighbour at `two`. Each 32 pairs are in the order 0 to 3, 8 to 11, 16 to 19, 24
+    to 27, 4 to 7, ...: the one instruction for this works within 128 bits."""
+
+    def generate(_, builder, __, arguments):
+        one, two, target = (_at(builder, place, SHORTS) for place in arguments)
+        index = 0
+        for half in range(2):
+            pair = [builder.load(builder.gep(x, [LONG(half)]), align=2) for x in (one, two)]
+            for start in (0, 4):
+                lanes = [32 * (i % 2) + 8 * (i // 8) + start + i % 8 // 2 for i in range(32)]
+                kind = ir.VectorType(INT, 32)
+                mixed = builder.shuffle_vector(*pair, kind(lanes))
+                builder.store(mixed, builder.gep(target, [LONG(index)]), align=4)
+                index += 1
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 3), generate
+
+
+def _tiler(more: bool):
+    """Return an intrinsic that multiplies with AMX; with `more`, it adds to the sums."""
+
+    @intrinsic
+    def multiply(context, rows, stride, weight, sums, row, steps):
+        """Multiply rows by 64 columns of a bfloat16 weight, [inputs / 2, 64, 2], over `steps` times
+        32 inputs. Write the products to `sums`, [rows, 64] float32.
+
+        `rows` is the address of the first row, `stride` the bytes between rows, `row` those between
+        rows of sums. Tiles 0 to 3 hold the sums, 4 the rows, 5 to 7 the weight.
+        """
+
+        def generate(_, builder, __, arguments):
+            rows, stride, weight, sums, row, steps = arguments
+
+            def add(step, _):
+                _amx(builder, "tileloadd64", BYTE(4), _past(builder, rows, step, 64), stride)
+                line = _past(builder, weight, step, 64 * COLUMNS)
+                for at in range(4):
+                    own, place = BYTE(5 + at % 3), builder.add(line, LONG(64 * at))
+                    _amx(builder, "tileloadd64", own, place, LONG(4 * COLUMNS))
+                    _amx(builder, "tdpbf16ps", BYTE(at), BYTE(4), own)
+                return []
+
+            places = [builder.add(sums, LONG(64 * at)) for at in range(4)]
+            for at, place in enumerate(places):
+                if more:
+                    _amx(builder, "tileloadd64", BYTE(at), place, row)
+                else:
+                    _amx(builder, "tilezero", BYTE(at))
+            _repeated(builder, steps, [], add)
+            for at, place in enumerate(places):
+                _amx(builder, "tilestored64", BYTE(at), place, row)
+            return ir.Constant(BYTE.as_pointer(), None)
+
+        return types.void(*[types.int64] * 6), generate
+
+    return multiply
+
+
+multiply_tile, multiply_tile_more = _tiler(False), _tiler(True)
+
+
+@intrinsic
+def multiply_int8_tile(context, high, low, stride, weight, sums, apart, steps):
     """Multiply rows of 16-bit integers by 64 columns of an int8 weight over `steps` times 64 inputs
     with AMX. Write the products of the upper bytes, at address `high`, to `sums`, [rows, 64] int32,
     and those of the lower bytes, at `low`, `apart` bytes further.
 
-    Tiles 0 to 3 hold the sums for 32 columns, 4 and 5 the rows, 6 and 7 the weight. `config` and
-    `stride` as in `multiply_tile`.
+    Tiles 0 to 3 hold the sums for 32 columns, 4 and 5 the rows, 6 and 7 the weight. `stride` is
+    the bytes between rows.
     """
 
     def generate(_, builder, __, arguments):
-        config, high, low, stride, weight, sums, apart, steps = arguments
-
-        def amx(name: str, *operands) -> None:
-            kinds = [operand.type for operand in operands]
-            builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
-
-        amx("ldtilecfg", _at(builder, config, BYTE))
+        high, low, stride, weight, sums, apart, steps = arguments
         for half in range(2):
             for at in range(4):
-                amx("tilezero", BYTE(at))
+                _amx(builder, "tilezero", BYTE(at))
 
-            def add(step, _, skipped=LONG(half * 2048)):
+            def add(step, _, half=half):
                 for at, rows in ((4, high), (5, low)):
-                    place = _at(builder, _past(builder, rows, step, INT8_STEP), BYTE)
-                    amx("tileloadd64", BYTE(at), place, stride)
-                line = builder.add(_past(builder, weight, step, INT8_STEP * COLUMNS), skipped)
+                    place = _past(builder, rows, step, INT8_STEP)
+                    _amx(builder, "tileloadd64", BYTE(at), place, stride)
+                line = _past(builder, weight, step, INT8_STEP * COLUMNS)
+                line = builder.add(line, LONG(2048 * half))
                 for at in range(2):
-                    place = _at(builder, builder.add(line, LONG(1024 * at)), BYTE)
-                    amx("tileloadd64", BYTE(6 + at), place, LONG(64))
-                    amx("tdpbssd", BYTE(at), BYTE(4), BYTE(6 + at))
-                    amx("tdpbusd", BYTE(2 + at), BYTE(5), BYTE(6 + at))
+                    place = builder.add(line, LONG(1024 * at))
+                    _amx(builder, "tileloadd64", BYTE(6 + at), place, LONG(64))
+                    _amx(builder, "tdpbssd", BYTE(at), BYTE(4), BYTE(6 + at))
+                    _amx(builder, "tdpbusd", BYTE(2 + at), BYTE(5), BYTE(6 + at))
                 return []
 
             _repeated(builder, steps, [], add)
@@ -384,11 +457,10 @@ def multiply_int8_tile(context, config, high, low, stride, weight, sums, apart, 
                 place = builder.add(sums, LONG(128 * half + 64 * (at % 2)))
                 if at > 1:
                     place = builder.add(place, apart)
-                amx("tilestored64", BYTE(at), _at(builder, place, BYTE), LONG(4 * COLUMNS))
-        amx("tilerelease")
+                _amx(builder, "tilestored64", BYTE(at), place, LONG(4 * COLUMNS))
         return ir.Constant(BYTE.as_pointer(), None)
 
-    return types.void(*[types.int64] * 8), generate
+    return types.void(*[types.int64] * 7), generate
 
 
 def _past(builder, start, step, size: int):

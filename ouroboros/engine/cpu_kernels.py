@@ -37,16 +37,20 @@ from ouroboros.engine.cpu_intrinsics import (
     can_multiply,
     counter_at,
     float_of,
+    interleave,
     multiply_block,
     multiply_block_ahead,
     multiply_int8_tile,
     multiply_integers,
     multiply_tile,
+    multiply_tile_more,
     next_item,
     number_from,
     pointer,
     score_line,
     score_tile,
+    set_tiles,
+    transpose,
     wait_for_all,
     weigh_line,
     weigh_tile,
@@ -125,15 +129,15 @@ def _norm(row, weight, out, eps):
 
 
 @numba.njit(**FAST)
-def _turn(row, cos, sin, out, scale):
-    """Apply the rotary embedding to one head of one token; write the result times `scale`."""
+def _turn(row, cos, sin, out):
+    """Apply the rotary embedding to one head of one token; write the result to `out`."""
     half = len(row) // 2
     for at in range(half):
         x, y = _get(row, at), _get(row, at + half)
         low = _round(row, x * _get(cos, at)) - _round(row, y * _get(sin, at))
         high = _round(row, y * _get(cos, at + half)) + _round(row, x * _get(sin, at + half))
-        _put(out, at, scale * _round(row, low))
-        _put(out, at + half, scale * _round(row, high))
+        _put(out, at, _round(row, low))
+        _put(out, at + half, _round(row, high))
 
 
 @numba.njit(**FAST)
@@ -238,9 +242,165 @@ def _items(n, heads, kv_heads):
 
 
 @numba.njit(**FAST)
-def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tails, out):
-    """Attend with the scaled `queries`, [n, heads, width], of one work item: some rows, and the
-    query heads of one key head; write to `out`.
+def _tile_configs(rows, alike):
+    """Return two AMX configurations, [2, 64]: of whole tiles, and of `rows` rows in the first
+    `alike` tiles, which hold sums and rows."""
+    configs = np.zeros((2, 64), np.uint8)
+    configs[:, 0] = 1  # palette
+    configs[:, 16:32:2] = 64  # bytes of a tile's row
+    configs[:, 48:56] = TILE_ROWS
+    configs[1, 48 : 48 + alike] = rows
+    return configs
+
+
+@numba.njit(**FAST)
+def _score_tiles(keys, queries, block, scores, row):
+    """Write the dot products of `queries` [n, width] with `keys` [count, width] to the address
+    `scores`, whose rows are `row` bytes apart, with AMX: 64 keys at a time. `block` [width / 2, 64]
+    uint32 is scratch memory. The tiles must be configured, as whole ones if n is above 16."""
+    (count, width), stride, line = keys.shape, keys.strides[0], np.int64(4 * COLUMNS)
+    last = np.zeros((TILE_ROWS, width), keys.dtype)
+    for start in range(0, count, COLUMNS):
+        for at in range(start, min(start + COLUMNS, count), TILE_ROWS):
+            source, past = keys.ctypes.data + at * stride, stride
+            if at + TILE_ROWS > count:
+                last[: count - at] = keys[at:]
+                source, past = last.ctypes.data, last.strides[0]
+            target = block.ctypes.data + 4 * (at - start)
+            for part in range(0, width // 2, TILE_ROWS):
+                transpose(source + 4 * part, past, target + part * line, line)
+        for query in range(0, len(queries), TILE_ROWS):
+            multiply_tile(
+                *(queries.ctypes.data + query * 2 * width, 2 * width, block.ctypes.data),
+                *(scores + query * row + 4 * start, row, width // TILE_STEP),
+            )
+
+
+@numba.njit(**FAST)
+def _weigh_tiles(weights, row, n, values, slots, pairs, sums):
+    """Add the rows `slots` of `values`, times their `weights` (the address of [n, slots] bfloat16,
+    whose rows are `row` bytes apart, zeros up to a multiple of 32 slots), to `sums` [blocks of
+    columns, n, 64], with AMX. `pairs` [64, 64] uint32 is scratch memory. The tiles must be
+    configured, as whole ones if n is above 16."""
+    most, line, nothing = 2 * len(pairs), np.int64(4 * COLUMNS), np.zeros(COLUMNS, values.dtype)
+    zeros = nothing.ctypes.data
+    for start in range(0, len(slots), most):
+        count = min(most, len(slots) - start)
+        steps = (count + TILE_STEP - 1) // TILE_STEP
+        for block in range(len(sums)):
+            address, stride = values.ctypes.data + 2 * block * COLUMNS, values.strides[0]
+            for pair in range((count + 1) // 2):
+                at = start + 2 * pair
+                second = address + slots[at + 1] * stride if 2 * pair + 1 < count else zeros
+                interleave(address + slots[at] * stride, second, pairs[pair].ctypes.data)
+            pairs[(count + 1) // 2 : steps * TILE_STEP // 2] = 0
+            for query in range(0, n, TILE_ROWS):
+                multiply_tile_more(
+                    *(weights + query * row + 2 * start, row, pairs.ctypes.data),
+                    *(sums[block, query:].ctypes.data, line, steps),
+                )
+
+
+@numba.njit(**FAST)
+def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, scale, out):
+    """Do `_attend` for one key head with AMX: `queries` and `out` are [n, group, width], keys and
+    values [slots, width].
+
+    Rows without tails share all their slots with the other rows. Rows with tails share the first
+    ones; their remaining slots are gathered for each of these rows. Sums are in the order of
+    positions, in blocks that begin at multiples of 32.
+    """
+    n, group, width = queries.shape
+    most = (n * group + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    begin, end, shared = first.min() // TILE_STEP * TILE_STEP, 0, lengths.max() + TILE_STEP
+    for r in range(n):
+        if straight[r] < lengths[r]:
+            shared = min(shared, straight[r])
+        else:
+            end = max(end, lengths[r])
+    shared = max(begin, shared // TILE_STEP * TILE_STEP)  # all rows attend to the slots before it
+    end = max(end, min(shared, lengths.max()))
+    columns = (lengths.max() - begin + COLUMNS - 1) // COLUMNS * COLUMNS + COLUMNS
+    scores, weights = np.empty((most, columns), np.float32), np.empty((most, columns), keys.dtype)
+    packed, block = np.zeros((most, width), keys.dtype), np.empty((width // 2, COLUMNS), np.uint32)
+    slots, tailed = np.arange(begin, begin + columns), (straight < lengths).any()
+    gathered = np.empty((columns if tailed else 0, width), keys.dtype)
+    totals, sums = (
+        np.empty(most, np.float32),
+        np.zeros((values.shape[1] // COLUMNS, most, COLUMNS), np.float32),
+    )
+    pairs, row = np.empty((COLUMNS, COLUMNS), np.uint32), 4 * columns
+    configs = _tile_configs(group, 5)
+    for query in range(n * group):
+        for at in range(width):
+            _put(packed[query], at, queries[query // group, query % group, at])
+    set_tiles(configs[0].ctypes.data)
+    _score_tiles(keys[begin:end], packed, block, scores.ctypes.data, row)
+    set_tiles(configs[1].ctypes.data)
+    for r in range(n):
+        if straight[r] < lengths[r]:
+            for at in range(lengths[r] - shared):
+                slot = shared + at
+                if slot >= straight[r]:
+                    slot = tails[r, slot - straight[r]]
+                gathered[at] = keys[slot]
+            own, to = packed[r * group : (r + 1) * group], scores[r * group :, shared - begin :]
+            _score_tiles(gathered[: lengths[r] - shared], own, block, to.ctypes.data, row)
+    for query in range(n * group):
+        r, own, to = query // group, scores[query], weights[query]
+        low, high = (
+            first[r] // BLOCK * BLOCK - begin,
+            (lengths[r] - begin + BLOCK - 1) // BLOCK * BLOCK,
+        )
+        tile = own[low:high]
+        for at in range(len(tile)):
+            tile[at] *= scale
+        totals[query] = _softmax(tile, first[r] - begin - low, lengths[r] - begin - low)
+        own[:low], own[high:] = 0, 0
+        for at in range(columns):
+            _put(to, at, own[at])
+    address, half = weights.ctypes.data, weights.strides[0]
+    set_tiles(configs[0].ctypes.data)
+    _weigh_tiles(address, half, most, values, slots[: min(shared, end) - begin], pairs, sums)
+    if end > shared:  # of rows without tails
+        later = np.zeros((most, columns), keys.dtype)
+        for query in range(n * group):
+            if straight[query // group] == lengths[query // group]:
+                later[query] = weights[query]
+        past = later.ctypes.data + 2 * (shared - begin)
+        _weigh_tiles(past, half, most, values, slots[shared - begin : end - begin], pairs, sums)
+    set_tiles(configs[1].ctypes.data)
+    for r in range(n):
+        if straight[r] < lengths[r]:
+            own = slots[shared - begin : lengths[r] - begin].copy()
+            for at in range(straight[r] - shared, len(own)):
+                own[at] = tails[r, at + shared - straight[r]]
+            past = address + r * group * half + 2 * (shared - begin)
+            part = sums[:, r * group : (r + 1) * group]
+            _weigh_tiles(past, half, group, values, own, pairs, part)
+    set_tiles(0)
+    for query in range(n * group):
+        target, total = out[query // group, query % group], totals[query]
+        for part in range(len(sums)):
+            own, to = sums[part, query], target[part * COLUMNS :]
+            for four in range(0, COLUMNS, 4):  # see `interleave`
+                place = four // 32 * 32 + four % 16 * 2 + four % 32 // 16 * 4
+                for at in range(4):
+                    _put(to, place + at, own[four + at] / total)
+
+
+@numba.njit(**FAST)
+def _not_attending(queries, keys, values, first, lengths, straight, tails, scale, out):
+    """Do nothing."""
+
+
+_if_attending = _attend_by_tiles if TILES else _not_attending
+
+
+@numba.njit(**FAST)
+def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tails, scale, out):
+    """Attend with the `queries`, [n, heads, width], of one work item: some rows, and the query
+    heads of one key head; write to `out`. Scores are multiplied by `scale`.
 
     The slots that all of these rows attend to, without tails, are converted once for all of them;
     a row's remaining slots are gathered for this row. Both are summed by the same code, in the
@@ -253,6 +413,12 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
     n = len(queries)
     first, lengths = first[row : row + n], lengths[row : row + n]
     straight, tails = straight[row : row + n], tails[row : row + n]
+    fits = queries.shape[2] % TILE_STEP == 0 and values.shape[2] % COLUMNS == 0
+    if TILES and keys.itemsize == 2 and fits and group <= TILE_ROWS:
+        own = queries[:, head * group : (head + 1) * group]
+        to = out[:, head * group : (head + 1) * group]
+        _if_attending(own, keys[head], values[head], first, lengths, straight, tails, scale, to)
+        return
     low, ends = first // BLOCK * BLOCK, (lengths + BLOCK - 1) // BLOCK * BLOCK
     begin, stop = low.min(), straight.min() // BLOCK * BLOCK
     alone = np.maximum(low, stop)
@@ -261,7 +427,8 @@ def _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tai
     grouped, total = _zeros(n * group, queries.shape[2]), _zeros(n * group, values.shape[2])
     for r in range(n):
         for g in range(group):
-            grouped[r * group + g, : queries.shape[2]] = queries[r, head * group + g]
+            for at in range(queries.shape[2]):
+                grouped[r * group + g, at] = scale * queries[r, head * group + g, at]
     sums = np.empty(n * group, np.float32)
     for weighting in range(2):
         source = values if weighting else keys
@@ -326,21 +493,19 @@ def _by_tiles(counter, width, rows, weight, bias, out):
     """Do `_multiply_rows` with AMX: 16 rows at a time."""
     n, stride = len(out), 2 * width
     tiles = (n + TILE_ROWS - 1) // TILE_ROWS
-    configs = np.zeros((2, 64), np.uint8)  # of whole tiles, and of the last one
-    configs[:, 0] = 1  # palette
-    configs[:, 16:32:2] = 64  # bytes of a tile's row
-    configs[:, 48:56] = TILE_ROWS
-    configs[1, 48:53] = n - (tiles - 1) * TILE_ROWS  # but 16 pairs of inputs in tiles of the weight
+    configs = _tile_configs(n - (tiles - 1) * TILE_ROWS, 5)
     sums = np.empty((n, COLUMNS), np.float32)
     item = next_item(counter)
     while item * COLUMNS < out.shape[1]:
         block = weight + item * COLUMNS * stride
         for tile in range(tiles):
             row = tile * TILE_ROWS
+            set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
             multiply_tile(
-                configs[int(tile == tiles - 1)].ctypes.data,
-                *(rows + row * stride, stride, block, sums[row:].ctypes.data, width // TILE_STEP),
+                *(rows + row * stride, stride, block),
+                *(sums[row:].ctypes.data, np.int64(4 * COLUMNS), width // TILE_STEP),
             )
+        set_tiles(0)
         _write_products(sums, bias, item * COLUMNS, out)
         item = next_item(counter)
 
@@ -382,11 +547,7 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
     """Do `_by_integers` with AMX: 16 rows at a time, their upper and lower bytes apart."""
     n, width = integers.shape
     tiles = (n + TILE_ROWS - 1) // TILE_ROWS
-    configs = np.zeros((2, 64), np.uint8)  # as in `_by_tiles`
-    configs[:, 0] = 1
-    configs[:, 16:32:2] = 64
-    configs[:, 48:56] = TILE_ROWS
-    configs[1, 48:54] = n - (tiles - 1) * TILE_ROWS
+    configs = _tile_configs(n - (tiles - 1) * TILE_ROWS, 6)
     split = np.empty((2, n, width), np.uint8)
     for row in range(n):
         for at in range(width):
@@ -400,16 +561,22 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
             start = group * GROUP
             for tile in range(tiles):
                 row = tile * TILE_ROWS
+                set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
                 multiply_int8_tile(
-                    configs[int(tile == tiles - 1)].ctypes.data,
                     *(split[0, row, start:].ctypes.data, split[1, row, start:].ctypes.data, width),
                     *(weight + (item * width + start) * COLUMNS, parts[0, row:].ctypes.data),
                     *(4 * n * COLUMNS, min(GROUP, width - start) // INT8_STEP),
                 )
             for row in range(n):
-                own, high, low, scale = sums[row], parts[0, row], parts[1, row], scale_of[row, group]
+                own, high, low, scale = (
+                    sums[row],
+                    parts[0, row],
+                    parts[1, row],
+                    scale_of[row, group],
+                )
                 for at in range(COLUMNS):
                     own[at] += np.float32((high[at] << np.int32(8)) + low[at]) * scale
+        set_tiles(0)
         _write_scaled(sums, scales, bias, item * COLUMNS, out)
         item = next_item(counter)
 
@@ -511,20 +678,20 @@ def _norm_rows(counter, rows, residual, addend, weight, out, eps):
 
 
 @numba.njit(**FAST)
-def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, scale, keys, values, slot, queries):
+def _rotate_row(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slot, queries):
     """Apply QK-norm, if any, and rotary embedding to one token's heads in `qkv`. Write its keys and
-    values to a cache slot, and its queries, times `scale`, to `queries`."""
+    values to a cache slot, and its queries to `queries`."""
     heads, kv_heads = len(queries), len(keys)
     for head in range(heads):
         q = qkv[head]
         if len(q_norm):
             _norm(q, q_norm, q, eps)
-        _turn(q, cos, sin, queries[head], scale)
+        _turn(q, cos, sin, queries[head])
     for head in range(kv_heads):
         k = qkv[heads + head]
         if len(k_norm):
             _norm(k, k_norm, k, eps)
-        _turn(k, cos, sin, keys[head, slot], np.float32(1))
+        _turn(k, cos, sin, keys[head, slot])
         values[head, slot] = qkv[heads + kv_heads + head]
 
 
@@ -598,12 +765,12 @@ class Kernels(NamedTuple):
 
     - `norm`(n, width, residual, addend, weight, out, eps): add `addend` to the residual in place,
       then write the RMSNorm of the sum to `out`.
-    - `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, scale, slot, capacity,
-      keys, values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k
-      and apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot`
-      on, and the scaled queries as float32.
+    - `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, slot, capacity, keys,
+      values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k and
+      apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot` on,
+      and the queries as float32.
     - `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
-      keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
+      keys, values, out, lengths, straight, tails, columns of tails, first, scale): see `Reach`.
     - `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
     - `multiply`(n, width, columns, rows, weight, bias, out, scales): a linear layer with packed
       weights; `scales` are those of the columns of an int8 weight, float32.
@@ -642,14 +809,14 @@ def _compile(dtype: torch.dtype) -> Kernels:
         sin = numba.carray(pointer(a[8]), (n, width), kind)
         q_norm = numba.carray(pointer(a[9]), (width if a[9] else 0,), kind)
         k_norm = numba.carray(pointer(a[10]), (width if a[10] else 0,), kind)
-        eps, scale, slot = float_of(np.uint32(a[11])), float_of(np.uint32(a[12])), a[13]
-        keys = numba.carray(pointer(a[15]), (kv_heads, a[14], width), kind)
-        values = numba.carray(pointer(a[16]), (kv_heads, a[14], width), kind)
-        queries = numba.carray(pointer(a[17]), (n, heads, width), np.float32)
+        eps, slot = float_of(np.uint32(a[11])), a[12]
+        keys = numba.carray(pointer(a[14]), (kv_heads, a[13], width), kind)
+        values = numba.carray(pointer(a[15]), (kv_heads, a[13], width), kind)
+        queries = numba.carray(pointer(a[16]), (n, heads, width), np.float32)
         row = next_item(a)
         while row < n:
             _rotate_row(
-                *(qkv[row], cos[row], sin[row], q_norm, k_norm, eps, scale),
+                *(qkv[row], cos[row], sin[row], q_norm, k_norm, eps),
                 *(keys, values, slot + row, queries[row]),
             )
             row = next_item(a)
@@ -664,9 +831,13 @@ def _compile(dtype: torch.dtype) -> Kernels:
         straight = numba.carray(pointer(a[14]), (n,), np.int64)
         tails = numba.carray(pointer(a[15]), (n, a[16]), np.int64)
         first = numba.carray(pointer(a[17]), (n,), np.int64)
+        scale = float_of(np.uint32(a[18]))
         item, items = next_item(a), _items(n, heads, kv_heads)
         while item < items:
-            _attend(item, kv_heads, queries, keys, values, first, lengths, straight, tails, out)
+            _attend(
+                *(item, kv_heads, queries, keys, values),
+                *(first, lengths, straight, tails, scale, out),
+            )
             item = next_item(a)
 
     def gate(a):
@@ -747,7 +918,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 values = numba.carray(pointer(part[5] + past), shape, kind)
                 turn = positions[row]
                 _rotate_row(
-                    *(heads_of_row[row], cos[turn], sin[turn], q_norm, k_norm, eps, scale),
+                    *(heads_of_row[row], cos[turn], sin[turn], q_norm, k_norm, eps),
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
                 row = next_item(counter_at(counter))
@@ -772,6 +943,7 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     numba.carray(pointer(part[6]), (rows,), np.int64),
                     numba.carray(pointer(part[7]), (rows,), np.int64),
                     numba.carray(pointer(part[8]), (rows, part[9]), np.int64),
+                    scale,
                     attended[part[0] : part[1]],
                 )
                 item = next_item(counter_at(counter))

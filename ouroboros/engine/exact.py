@@ -83,11 +83,16 @@ class Reach:
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: Reach, sliding: bool
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    reach: Reach,
+    sliding: bool,
+    scaling: float,
 ) -> torch.Tensor:
-    """Attend with scaled float32 queries [n, heads, width] over keys and values [kv_heads, slots,
-    width], each row to the slots in `reach`; return [n, heads, value width]. `sliding`: whether the
-    layer has a sliding window."""
+    """Attend with float32 queries [n, heads, width] over keys and values [kv_heads, slots, width],
+    each row to the slots in `reach`; return [n, heads, value width]. `sliding`: whether the layer
+    has a sliding window; `scaling`: factor on the scores."""
     (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
     keys, values = _rows_together(keys), _rows_together(values)
     capacities = keys.stride(0) // width, values.stride(0) // out_width
@@ -98,6 +103,7 @@ def attend(
         *(n, heads, kv_heads, width, out_width, *capacities),
         *(queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
         *(lengths, straight, tails, reach.tails.shape[1], first + 8 * n * sliding),
+        int(np.float32(scaling).view(np.uint32)),
         threads=torch.get_num_threads() if reach.total * heads * width > MANY else 1,
     )
     return out

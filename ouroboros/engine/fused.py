@@ -150,7 +150,8 @@ class Fused(Eager):
         self.layers = [LayerWeights.of(_layer(layer), packed) for layer in base.layers]
         self.norm, self.head = base.norm.weight.detach(), Product.of(packed, model.lm_head)
         self.embeddings, self.rotary = base.embed_tokens.weight.detach(), base.rotary_emb
-        self.scale = _bits(base.layers[0].self_attn.scaling)
+        self.scaling = base.layers[0].self_attn.scaling
+        self.scale = _bits(self.scaling)
         self.eps = _bits(base.norm.variance_epsilon)
         self.sliding = [is_sliding(at, info) for at in range(len(self.layers))]
         self.cos = self.sin = torch.empty(0, device="cpu")
@@ -260,13 +261,16 @@ class Fused(Eager):
                 pointers = [rows_of[fed].data_ptr() for rows_of in (qkv, cos, sin)]
                 kernel.rotate(
                     *(rows, rows, heads, shape.kv_heads, shape.key_width, *pointers),
-                    *(_address(layer.q_norm), _address(layer.k_norm), self.eps, self.scale),
+                    *(_address(layer.q_norm), _address(layer.k_norm), self.eps),
                     *(own.length, own.keys.shape[2], own.keys.data_ptr(), own.values.data_ptr()),
                     queries[fed].data_ptr(),
                     threads=threads,
                 )
                 attended.append(
-                    attend(queries[fed], own.keys[0], own.values[0], reach, self.sliding[index])
+                    attend(
+                        *(queries[fed], own.keys[0], own.values[0], reach),
+                        *(self.sliding[index], self.scaling),
+                    )
                 )
             joined = attended[0] if len(attended) == 1 else torch.cat(attended)
             addend = layer.o(joined.view(n, -1))

@@ -71,6 +71,8 @@ def test_a_node_has_the_bits_of_single_steps(name, dtype, head_dim, trees, nodes
     ("heads", "kv_heads", "width", "value_width", "window"),
     [
         (8, 2, 128, 128, None),
+        (9, 3, 64, 64, None),
+        (9, 3, 64, 64, 50),
         (3, 3, 80, 80, 40),  # one query per key head, half a tile of columns
         (6, 2, 24, 8, 7),  # columns that do not fill a vector
         (5, 1, 64, 96, None),  # queries of several rows share a tile
@@ -82,27 +84,28 @@ def test_attention_gives_a_row_its_bits_whatever_the_other_rows(
 ) -> None:
     draw = random.Random(width)
     torch.manual_seed(0)
+    scaling = width**-0.5
     for cached, fed, nodes in ((0, 1, 1), (0, 150, 1), (13, 5, 30), (200, 0, 64), (333, 20, 9)):
         tree = random_tree(draw, 0, nodes)
         reach = Reach.of(Layout(cached, [0] * fed, tree), window)
         slots, n = cached + fed + nodes, fed + nodes
-        queries = torch.randn(n, heads, width) * width**-0.5
+        queries = torch.randn(n, heads, width).to(dtype).float()
         keys = torch.randn(kv_heads, slots + 9, width).to(dtype)
         values = torch.randn(kv_heads, slots + 9, value_width).to(dtype)
         keys[:, slots:] = values[:, slots:] = torch.nan  # never read
-        found = attend(queries, keys, values, reach, window is not None)
+        found = attend(queries, keys, values, reach, window is not None, scaling)
         for row in {0, n - 1, *draw.sample(range(n), min(n, 9))}:
             arrays = (reach.lengths, reach.straight, reach.tails)
             own = Reach(
                 *(part[row : row + 1] for part in arrays), reach.first[:, row : row + 1].copy()
             )
-            alone = attend(queries[row : row + 1], keys, values, own, window is not None)
+            alone = attend(queries[row : row + 1], keys, values, own, window is not None, scaling)
             assert torch.equal(alone[0], found[row])
             seen = [*range(reach.straight[row]), *reach.tails[row]][: reach.lengths[row]]
             seen = seen[reach.first[int(window is not None), row] :]
             group = heads // kv_heads
             k, v = (x[:, seen].double().repeat_interleave(group, 0) for x in (keys, values))
-            weights = torch.einsum("hw,hsw->hs", queries[row].double(), k).softmax(-1)
+            weights = (scaling * torch.einsum("hw,hsw->hs", queries[row].double(), k)).softmax(-1)
             expected = torch.einsum("hs,hsw->hw", weights, v)
             error = (found[row].double() - expected).abs().max()
             assert error < (1e-5 if dtype == torch.float32 else 2e-2)
