@@ -107,8 +107,7 @@ class ShardedModel(CachedModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
         """See `CachedModel.new_sequence`; `cached` tokens count as cached on every rank."""
-        self._frozen.check()
-        return self._resident_if_cached(ShardedSequence(list(cached), ranks=self.ranks.size))
+        return self._begun(ShardedSequence(list(cached), ranks=self.ranks.size))
 
     @torch.inference_mode()
     def score(
