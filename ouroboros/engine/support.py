@@ -37,11 +37,6 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
-    if getattr(config, "alibi", False):
-        raise ValueError(
-            f"{name} is configured with alibi=True: its position biases follow the order of slots, "
-            f"not a tree's positions; {ROTARY}"
-        )
     max_len = position_limit(config)
     types = tuple(getattr(config, "layer_types", None) or ())
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
@@ -77,8 +72,6 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     """Check that a token has the same logits in a chain, in a tree with decoys and in short calls;
     return the info with `layers`, `text` and `rounding`. Raises `ValueError` if not."""
     name = type(model).__name__
-    if info.max_len < 4:
-        raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
     with _narrowed(model, info.sliding_window):
         chain = _plausible_text(model, info)

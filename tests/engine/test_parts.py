@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from parts import first, in_parts
-from tiny import FAMILIES, VOCAB, llama, prompt_of, random_tree, session
+from tiny import llama, random_tree, session
 
 from ouroboros import TokenTree, argmax
 from ouroboros.engine import eager
@@ -13,30 +13,6 @@ from ouroboros.engine.static import NODES
 
 ENGINES = ["eager", "static"]
 EXACT = {"rtol": 0, "atol": 1e-12}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_parts_equal_the_whole(family, engine):
-    """Random trees and cuts, paths kept from any part, prompts that grow and are cut back."""
-    model, draw, tokens = family(), random.Random(1), prompt_of(9)
-    whole, parts = session(model, engine="eager"), session(model, engine=engine)
-    for _ in range(30):
-        room = whole.max_len - len(tokens)
-        tree = random_tree(draw, tokens[-1], draw.randint(1, 20), near=4).pruned(room)
-        cuts = draw.sample(range(1, len(tree)), min(len(tree) - 1, draw.randint(0, 4)))
-        expected = whole.score(tokens, tree)
-        before = parts.scored
-        torch.testing.assert_close(in_parts(parts.score, tokens, tree, cuts), expected, **EXACT)
-        assert parts.scored == before + len(tree)
-        if draw.random() < 0.8:
-            path = tree.path_to(draw.randrange(len(tree)))
-            for cached in (whole, parts):
-                cached.accept(path)
-            assert parts.tokens == whole.tokens
-            tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), draw.randrange(VOCAB)]
-        if len(tokens) > 40 or draw.random() < 0.1:
-            tokens = tokens[: draw.randint(1, len(tokens))]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
