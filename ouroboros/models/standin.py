@@ -74,8 +74,7 @@ def embed(
     core's; further layers add zero. In bfloat16, core and stand-in round differently, so compare a
     stand-in with itself only.
 
-    Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
-    Llama model.
+    Raises `ValueError` if the core is larger than `shape`, has biases or is no Llama model.
     """
     shape = _with_heads_of(core.config, shape)
     _check(core.config, shape)
@@ -86,7 +85,9 @@ def embed(
         setattr(config, name, copy.deepcopy(getattr(core.config, name)))
     config.tie_word_embeddings = False
     config.rms_norm_eps = core.config.rms_norm_eps * core.config.hidden_size / shape.hidden_size
-    model = blank(config, dtype).to_empty(device=device)
+    with torch.device("meta"):  # allocates no memory
+        model: LlamaForCausalLM = LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
+    model.to_empty(device=device)
     model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
     with torch.no_grad():
         _fill(model, core, heads)
@@ -104,12 +105,6 @@ def _with_heads_of(core: LlamaConfig, shape: LlamaConfig) -> LlamaConfig:
     shape.num_attention_heads, shape.num_key_value_heads = (n * more for n in _head_counts(shape))
     shape.head_dim = core.head_dim
     return shape
-
-
-def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a model without weights, on the "meta" device: no memory is allocated."""
-    with torch.device("meta"):
-        return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 
 
 def _head_counts(config: LlamaConfig) -> tuple[int, int]:
@@ -144,12 +139,11 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
 
 def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
     """Raise `ValueError` if `embed` cannot embed a core exactly in a model of these dimensions."""
-    for role, config in (("core", core), ("shape", shape)):
-        if config.model_type != "llama":
-            raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
-        for bias in ("attention_bias", "mlp_bias"):
-            if getattr(config, bias):
-                raise ValueError(f"the {role} has {bias}=True; use one without biases")
+    if core.model_type != "llama":
+        raise ValueError(f"the core is a {core.model_type!r} model; use a Llama model")
+    for bias in ("attention_bias", "mlp_bias"):
+        if getattr(core, bias):
+            raise ValueError(f"the core has {bias}=True; use one without biases")
     if core.head_dim != shape.head_dim:
         raise ValueError(
             f"the core's head_dim is {core.head_dim}, the shape's {shape.head_dim}: use a divisor"

@@ -24,7 +24,6 @@ from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.quantised import quantise
 from ouroboros.engine.static import NODES, Static
 from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import HEAD
@@ -222,25 +221,6 @@ def test_replayed_graphs_decode_as_plain_calls_do(graphed, choose):
         trace = decode(target, drafter, [1, 2, 3], max_new=30, choose=choose)
         assert trace.tokens == plain.tokens
     assert target.engine._choices and small.engine._choices
-
-
-@pytest.mark.parametrize("choose", mostly_slow(CHOICES, quick=CHOICES[:1]), ids=["T=0", "T=0.8"])
-def test_an_int8_draft_is_captured_and_fused_as_others_are(graphed, choose):
-    """It drafts what it drafts eagerly, and the target's text stays."""
-    model, draft = llama(num_hidden_layers=2), quantise(llama(seed=1), "int8")
-    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
-    layers = CompiledLayers(draft, backend="eager")
-    small = graphed(draft)
-    small.engine.compiled = layers
-    for make in (lambda on: Speculative(on, gamma=3), lambda on: Ouroboros(on, adapt=False)):
-        traces = [
-            decode(CachedModel(model), make(on), [1, 2, 3], max_new=30, choose=choose)
-            for on in (small, CachedModel(draft, engine="eager"))
-        ]
-        assert [trace.tokens for trace in traces] == [plain.tokens] * 2
-        counts = [[(s.drafted, s.accepted) for s in trace.steps] for trace in traces]
-        assert counts[0] == counts[1]
-    assert small.engine._calls and small.engine.compiled.compiled
 
 
 def test_tuned_products_are_tried_first_and_dropped_with_a_reason(monkeypatch):
