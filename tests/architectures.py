@@ -41,7 +41,7 @@ LINEAR = ["linear_attention", "full_attention"]
 REFUSED: dict[str, tuple[dict, str]] = {
     "bloom": ({}, "takes no position_ids, as with ALiBi"),
     "mpt": ({"d_model": 16, "n_heads": 4, "n_layers": 2}, "ALiBi"),
-    "falcon": ({"alibi": True}, "alibi=True"),
+    "falcon": ({"alibi": True}, "explicit masks"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 1]]}, "window_size=16"),
     "mamba": ({}, "linear_attention|recurrent|no key/value cache"),
     "recurrent_gemma": ({"num_hidden_layers": 3}, "linear_attention|explicit masks"),

@@ -93,14 +93,7 @@ class JointCache(Cache):
 def register(name: str, attend: Callable, make_mask: Callable) -> None:
     """Register an attention function and its mask function with transformers. In joint calls
     `attend` runs once per sequence, and `make_mask` is skipped."""
-    AttentionInterface.register(name, _by_sequence(attend))
-    AttentionMaskInterface.register(
-        name, lambda *args, **kwargs: None if current.cache else make_mask(*args, **kwargs)
-    )
-    SERVED.add(name)
 
-
-def _by_sequence(attend: Callable) -> Callable:
     def attention(module, query, key, value, attention_mask, *args, **kwargs):
         cache = current.cache
         if cache is None:
@@ -119,4 +112,8 @@ def _by_sequence(attend: Callable) -> Callable:
             parts.append(attend(module, own, keys, values, mask, *args, **kwargs)[0])
         return torch.cat(parts, dim=1), None
 
-    return attention
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(
+        name, lambda *args, **kwargs: None if current.cache else make_mask(*args, **kwargs)
+    )
+    SERVED.add(name)

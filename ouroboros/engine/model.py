@@ -201,16 +201,15 @@ class CachedModel(TreeModel):
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        self._frozen.check()
-        if self._hooked:
-            self.empty()
-        return self._resident_if_cached(CachedSequence(list(cached)))
+        return self._begun(CachedSequence(list(cached)))
 
-    def _resident_if_cached(self, sequence):
-        """If `sequence` starts with cached tokens, give it the model's cache slots. Return the
-        sequence either way."""
-        if sequence.tokens:
+    def _begun(self, sequence):
+        """Check the model; give its cache slots to `sequence` if that starts with cached tokens.
+        Return the sequence."""
+        self._frozen.check()
+        if sequence.tokens or self._hooked:
             self.empty()
+        if sequence.tokens:
             self.resident, sequence.unfed = sequence, True
         return sequence
 
@@ -264,15 +263,27 @@ class CachedModel(TreeModel):
         for sequence, tokens, tree in calls:
             if sequence.slots is None:
                 self._give_slots(sequence)
-            layouts.append(self._layout(sequence, tokens, tree))
+            tokens = self._read(sequence, tokens, tree)
+            known = sequence.shared_prefix(tokens)
+            missing = list(tokens[known:-1])
+            held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
+            del sequence.tokens[known:]  # remains correct if the call fails
+            sequence.tree = None
+            layouts.append(Layout(known, missing, tree, held))
             before = engine.forwards
             slots = self.cache if sequence.slots is None else sequence.slots
             parts.append(engine.feed_prompt((slots, layouts[-1])))
             passes.append(1 + engine.forwards - before)
         logits = engine.call(parts)
         seconds = (time.perf_counter() - started) / len(calls)
-        for (sequence, _, _), layout, count in zip(calls, layouts, passes, strict=True):
-            self._scored(sequence, layout, seconds, count)
+        for (sequence, _, _), layout, forwards in zip(calls, layouts, passes, strict=True):
+            sequence.tokens += layout.missing
+            sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
+            sequence.calls += 1
+            sequence.forwards += forwards
+            sequence.scored += len(layout.tree) - layout.held
+            sequence.caught_up += len(layout.missing)
+            sequence.busy_s += seconds
         return [self._columns(rows) for rows in logits]
 
     def _columns(self, logits: torch.Tensor) -> torch.Tensor:
@@ -301,31 +312,6 @@ class CachedModel(TreeModel):
                 self._together = why_not_jointly(self.engine)
             self.empty()
         return self._together or None
-
-    def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return the `Layout` of the next call: uncached tokens of the sequence, then the tree,
-        whose first nodes may be cached. Forget cached tokens after the prefix shared with
-        `tokens`."""
-        tokens = self._read(sequence, tokens, tree)
-        known = sequence.shared_prefix(tokens)
-        missing = list(tokens[known:-1])
-        held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
-        del sequence.tokens[known:]  # remains correct if the call fails
-        sequence.tree = None
-        return Layout(known, missing, tree, held)
-
-    def _scored(
-        self, sequence: CachedSequence, layout: Layout, seconds: float, forwards: int
-    ) -> None:
-        """Record a call: mark its tokens as cached, and add its `seconds`, its number of `forwards`
-        (forward passes) and its nodes to the sequence's counters."""
-        sequence.tokens += layout.missing
-        sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
-        sequence.calls += 1
-        sequence.forwards += forwards
-        sequence.scored += len(layout.tree) - layout.held
-        sequence.caught_up += len(layout.missing)
-        sequence.busy_s += seconds
 
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree

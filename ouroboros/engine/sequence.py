@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, sub
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -19,7 +18,8 @@ from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import SlotCache
 
 
-class ModelCounters(NamedTuple):
+@dataclass(eq=False, kw_only=True)
+class ModelCounters:
     """Work that a model has done for a sequence so far.
 
     `calls` counts calls of `score`, and one per token of `roll`; `forwards` counts forward passes
@@ -37,14 +37,19 @@ class ModelCounters(NamedTuple):
 
     def since(self, before: ModelCounters) -> ModelCounters:
         """Return the work since `before`, an earlier reading of the counters."""
-        return ModelCounters._make(map(sub, self, before))
+        names = ModelCounters.__dataclass_fields__
+        return ModelCounters(
+            **{name: getattr(self, name) - getattr(before, name) for name in names}
+        )
 
-
-COUNTERS = attrgetter(*ModelCounters._fields)
+    @property
+    def counters(self) -> ModelCounters:
+        """The current values of the counters."""
+        return self.since(ModelCounters())
 
 
 @dataclass(eq=False)
-class CachedSequence:
+class CachedSequence(ModelCounters):
     """One sequence on one model, as returned by `model.new_sequence()`. Do not change its fields:
     the model's methods and `calls.predict` update them.
 
@@ -63,38 +68,13 @@ class CachedSequence:
     start: int = 0
     tree: TokenTree | None = None
     base: int = 0
-    calls: int = 0
-    forwards: int = 0
-    scored: int = 0
-    caught_up: int = 0
-    busy_s: float = 0.0
-    wait_s: float = 0.0
     slots: SlotCache | None = None
     unfed: bool = False
-
-    @property
-    def counters(self) -> ModelCounters:
-        """The current values of the counters."""
-        return ModelCounters(*COUNTERS(self))
 
     @property
     def held(self) -> int:
         """The number of cached tokens."""
         return len(self.tokens)
-
-    def first_read(self, tokens: Sequence[int], limit: int | None, max_len: int) -> int:
-        """Return the index of the first token that a call on `tokens` reads.
-
-        That is `start` (0 if `tokens` ends before it). But if `limit` is given and the call would
-        feed more than `limit` uncached tokens or read more than `max_len` tokens, it reads only the
-        last `limit` tokens (at most half of `max_len`)."""
-        start = self.start if self.start < len(tokens) else 0
-        read = len(tokens) - start
-        if limit is None or (read - self.held <= limit and read <= max_len):
-            return start
-        if limit < 1:
-            raise ValueError(f"prefill_limit is {limit}; choose at least 1, or None")
-        return len(tokens) - min(limit, max(1, max_len // 2))
 
     def clear(self) -> None:
         """Drop all cached tokens; keep the counters."""
@@ -149,8 +129,18 @@ class TreeModel(Protocol):
         return self.max_len - len(tokens) + self.first_read(sequence, tokens)
 
     def first_read(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
-        """Return the index of the first token that a call on `tokens` reads."""
-        return sequence.first_read(tokens, self.prefill_limit, self.max_len)
+        """Return the index of the first token that a call on `tokens` reads.
+
+        That is the sequence's `start` (0 if `tokens` ends before it). But with a `prefill_limit`, a
+        call that would feed more uncached tokens or read more than `max_len` tokens reads only the
+        last `prefill_limit` tokens (at most half of `max_len`)."""
+        limit, start = self.prefill_limit, sequence.start if sequence.start < len(tokens) else 0
+        read = len(tokens) - start
+        if limit is None or (read - sequence.held <= limit and read <= self.max_len):
+            return start
+        if limit < 1:
+            raise ValueError(f"prefill_limit is {limit}; choose at least 1, or None")
+        return len(tokens) - min(limit, max(1, self.max_len // 2))
 
     def unread(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
         """Return how many uncached tokens a call on `tokens` must feed before its tree's nodes.

@@ -24,7 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.core.tree import ROOT
-from ouroboros.engine.attention import KERNEL_NAME
+from ouroboros.engine.attention import KERNEL_NAME, attention_of
 from ouroboros.engine.cache import ModelInfo, SharedSlots, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import MOST_HELD, Eager, Part, make_room
@@ -101,7 +101,7 @@ class Static(Eager):
         own = self.graphs and compiled
         self.compiled = CompiledLayers(model, products=products) if own else None
         config = model.config.get_text_config()
-        self.captures_jointly = self.graphs and config._attn_implementation == KERNEL_NAME
+        self.captures_jointly = self.graphs and attention_of(model) == KERNEL_NAME
         kv_heads = min(shape.kv_heads for shape in info.layers)
         heads = getattr(config, "num_attention_heads", kv_heads)
         self.block_tokens = block_tokens(heads, kv_heads)
@@ -149,29 +149,21 @@ class Static(Eager):
         size = padded_nodes(count)
         with self._on_device():
             if (key, size, width) not in self._choices:
-                self._capture_choices((key, size, width), compute, inputs)
+                # All sizes are captured now, so that none is captured during a timed run. They
+                # share one buffer for each of `inputs`.
+                buffers = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
+                for rows in sorted({*NODES, size}):
+
+                    def chosen(*x: torch.Tensor, rows: int = rows) -> torch.Tensor:
+                        return compute(held[:rows, :width], *x)
+
+                    own = tuple(x[:rows] for x in buffers)
+                    self._choices[key, rows, width] = self._capture(chosen, own)
             graph, fixed, result = self._choices[key, size, width]
             for buffer, given in zip(fixed, inputs, strict=True):
                 buffer[:count].copy_(given)
             graph.replay()
         return result[:count]
-
-    def _capture_choices(
-        self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
-    ) -> None:
-        """Capture `compute` (see `Eager.choosing`) for every padded number of rows now, so that
-        nothing is captured later, during a timed run. `choice` is (key, number of rows, width of
-        the logits). The captures go to `_choices` and share one buffer for each of `inputs`."""
-        (key, size, width), held = choice, self._logits
-        assert held is not None
-        fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
-        for rows in sorted({*NODES, size}):
-
-            def chosen(*x: torch.Tensor, rows: int = rows) -> torch.Tensor:
-                return compute(held[:rows, :width], *x)
-
-            own = tuple(x[:rows] for x in fixed)
-            self._choices[key, rows, width] = self._capture(chosen, own)
 
     def _on_device(self):
         """Context manager: make the model's device the current CUDA device."""
@@ -218,7 +210,13 @@ class Static(Eager):
         words = pack(ids, layout, size=nodes)
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
-            return self._forward(inputs, nodes, slots)
+            ids, rows, base, held, positions, inside = unpack(inputs, nodes)
+            at = torch.arange(slots, device=base.device)
+            own = held + at[:nodes]
+            masks = spread if self.compiled is None else self.compiled.masks
+            with self._layers(), self.cache.fixed_slots(base + own, at):
+                mask = masks(inside, positions, own, base, at, self.info)
+                return self.forward(ids[None], positions[own][None], mask, rows, self.cache)
 
         return self._computed((nodes, slots), words, nodes, forward, token)
 
@@ -315,17 +313,6 @@ class Static(Eager):
         with torch.cuda.graph(graph, pool=self._memory, stream=side):
             result = compute(*inputs)
         return CapturedGraph(graph, inputs, result)
-
-    def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
-        """Run the model on `inputs` (see `pack`), padded to `nodes` nodes, reading the first
-        `slots` slots; return [nodes, vocab] logits."""
-        ids, rows, base, held, positions, inside = unpack(inputs, nodes)
-        at = torch.arange(slots, device=base.device)
-        own = held + at[:nodes]
-        masks = spread if self.compiled is None else self.compiled.masks
-        with self._layers(), self.cache.fixed_slots(base + own, at):
-            mask = masks(inside, positions, own, base, at, self.info)
-            return self.forward(ids[None], positions[own][None], mask, rows, self.cache)
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:

@@ -37,11 +37,6 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
-    if getattr(config, "alibi", False):
-        raise ValueError(
-            f"{name} is configured with alibi=True: its position biases follow the order of slots, "
-            f"not a tree's positions; {ROTARY}"
-        )
     max_len = position_limit(config)
     types = tuple(getattr(config, "layer_types", None) or ())
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
@@ -77,8 +72,6 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     """Check that a token has the same logits in a chain, in a tree with decoys and in short calls;
     return the info with `layers`, `text` and `rounding`. Raises `ValueError` if not."""
     name = type(model).__name__
-    if info.max_len < 4:
-        raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
     with _narrowed(model, info.sliding_window):
         chain = _plausible_text(model, info)
@@ -195,10 +188,9 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
     """Make a trial call and return its logits, in float64. Raises `ValueError` with the reason if
     the call fails."""
     name = type(model).__name__
-    input_ids = torch.tensor([list(ids)], device=info.device)
     try:
         out = model(
-            input_ids=input_ids,
+            input_ids=torch.tensor([list(ids)], device=info.device),
             position_ids=torch.tensor([list(positions)], device=info.device),
             attention_mask=mask,
             **{cache_argument(model): cache},
@@ -206,21 +198,12 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
             logits_to_keep=0,
         )
     except Exception as error:
-        try:
-            model(input_ids=input_ids)
-        except Exception as plain:
-            first_line = (str(plain).strip().splitlines() or [""])[0]
-            raise ValueError(
-                f"{name} cannot be called in {info.dtype} ({type(plain).__name__}: "
-                f"{first_line}): choose another dtype or, for experts, load it with "
-                'experts_implementation="eager"'
-            ) from error
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if "position_ids" not in inspect.signature(model.forward).parameters:
             reason = "its forward takes no position_ids, as with ALiBi biases"
         raise ValueError(
-            f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
-            f"cannot be scored; {ROTARY}"
+            f"{name} does not accept explicit masks, positions and a cache in {info.dtype} "
+            f"({reason}): trees cannot be scored; {ROTARY}, or another dtype"
         ) from error
     return out.logits.double()
 

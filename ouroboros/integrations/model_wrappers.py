@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -26,13 +25,11 @@ Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """The lock of a model or a decoder, and a model's wrappers by role: "target", "draft".
-    `decoding`: whether the decoder is in use."""
+    """The lock of a model or a decoder, and a model's wrappers by role: "target", "draft"."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.wrappers: dict[str, CachedModel] = {}
-        self.decoding = False
 
     @classmethod
     def of(cls, owner: object) -> WrapperCache:
@@ -72,18 +69,9 @@ def acquire(
     The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
     `draft_context` tokens of a prompt. A transformers model is read in its first call, and again
     after its weights or modules have changed (see `ModelChanged`). Raises `ValueError` for an
-    architecture that cannot score trees, for different tokenizers, and if the decoder is already
-    decoding in this thread.
+    architecture that cannot score trees, and for different tokenizers.
     """
     with locked(target, draft, decoder), ExitStack() as stack:
-        use = WrapperCache.of(decoder)
-        if use.decoding:
-            raise ValueError(
-                "this decoder is decoding already: a streamer or a criterion that generates needs "
-                "a decoder of its own"
-            )
-        use.decoding = True
-        stack.callback(setattr, use, "decoding", False)
         wrapped = None
         if draft is not None:
             wrapped = stack.enter_context(_wrapped(draft, "draft", twin=draft is target))
@@ -113,14 +101,14 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     `twin`: the draft is the same `CachedModel` as the target, so give it a second cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
-    wrappers, outer = WrapperCache.of(model).wrappers, cast(Any, None)
+    wrappers = WrapperCache.of(model).wrappers
     own = given if isinstance(given, CachedModel) and not twin else None
     try:
         if own is not None:
             wrapper = own
         elif role in wrappers:
             wrapper = wrappers[role]
-            outer, wrapper.model, wrapper.engine.model = wrapper.model, model, model
+            wrapper.model = wrapper.engine.model = model
             try:
                 wrapper.new_sequence()
             except ModelChanged:
@@ -137,8 +125,8 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
             model.set_attn_implementation(attention)
         for module, mode in training:
             module.training = mode
-        if own is None and role in wrappers:  # `outer` is not None within a nested call
-            wrapper.model = wrapper.engine.model = outer
+        if own is None and role in wrappers:
+            wrapper.model = wrapper.engine.model = None  # type: ignore[assignment]
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:

@@ -5,15 +5,13 @@ target must agree as often as a real pair; the large model's weights are not nee
 a `LlamaForCausalLM` with the dimensions of a large model that computes the same function as a small
 model, its *core*. Measurements with it are labelled "stand-in".
 
-Invariant, after every layer: the first d of D residual dimensions equal the core's residual,
-dimension d holds the constant c for every token, and all others are exactly zero. Hence
+Invariant, after every layer: the first d of D residual dimensions equal the core's residual, and
+all others are exactly zero. Hence, where S is the sum of squares of the core's residual,
 
-    mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
+    mean over D of x^2, plus eps d / D  =  d/D (S / d + eps)
 
-where S is the sum of squares of the core's residual. So a norm whose weights are scaled by
-sqrt(d/D) returns what the core's norm returns. Only the `lm_head` rows of unused ids read dimension
-d, after the last norm. Their weight there is large and negative, so unused ids are never chosen and
-have no probability mass.
+So a norm whose epsilon is scaled by d/D and whose weights are scaled by sqrt(d/D) returns what the
+core's norm returns.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
-BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
 NOISE_STD = 0.02  # Standard deviation of unused weights; zeros might change the call's time.
 INHERITED = (
-    *("rope_parameters", "max_position_embeddings", "hidden_act"),
+    *("rope_parameters", "max_position_embeddings", "hidden_act", "vocab_size"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 FIELDS = (
@@ -71,31 +68,29 @@ def embed(
     """Return a model with the dimensions of the config `shape` that computes the core's function.
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
-    Rotary parameters, maximum position, activation, special ids, head dimension and generation
-    config are the core's. Narrower heads than the shape's are as many more, so that weights and KV
-    cache have the same sizes. Embeddings are never tied. The first layers are the core's; further
-    layers add zero. In bfloat16, core and stand-in round differently, so compare a stand-in with
-    itself only.
+    Vocabulary, rotary parameters, maximum position, activation, special ids, head dimension and
+    generation config are the core's. Narrower heads than the shape's are as many more, so that
+    layers and KV cache have the same sizes. Embeddings are never tied. The first layers are the
+    core's; further layers add zero. In bfloat16, core and stand-in round differently, so compare a
+    stand-in with itself only.
 
-    Raises `ValueError` if the core is larger than `shape`, or if either has biases or is not a
-    Llama model.
+    Raises `ValueError` if the core is larger than `shape`, has biases or is no Llama model.
     """
     shape = _with_heads_of(core.config, shape)
     _check(core.config, shape)
     heads = place_heads(*_head_counts(core.config), *_head_counts(shape))
     device, dtype = torch.device(device or core.device), dtype or core.dtype
-    constant, energy = 0.0, core.config.rms_norm_eps * core.config.hidden_size  # eps d
-    if core.config.vocab_size < shape.vocab_size:  # a power of two with c^2 <= eps d / 2
-        constant = 2.0 ** math.floor(math.log2(energy / 2) / 2)
     config = copy.deepcopy(shape)
     for name in INHERITED:
         setattr(config, name, copy.deepcopy(getattr(core.config, name)))
     config.tie_word_embeddings = False
-    config.rms_norm_eps = (energy - constant**2) / shape.hidden_size
-    model = blank(config, dtype).to_empty(device=device)
+    config.rms_norm_eps = core.config.rms_norm_eps * core.config.hidden_size / shape.hidden_size
+    with torch.device("meta"):  # allocates no memory
+        model: LlamaForCausalLM = LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
+    model.to_empty(device=device)
     model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
     with torch.no_grad():
-        _fill(model, core, heads, constant)
+        _fill(model, core, heads)
     model.generation_config = copy.deepcopy(core.generation_config)
     return model.eval()
 
@@ -110,12 +105,6 @@ def _with_heads_of(core: LlamaConfig, shape: LlamaConfig) -> LlamaConfig:
     shape.num_attention_heads, shape.num_key_value_heads = (n * more for n in _head_counts(shape))
     shape.head_dim = core.head_dim
     return shape
-
-
-def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a model without weights, on the "meta" device: no memory is allocated."""
-    with torch.device("meta"):
-        return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 
 
 def _head_counts(config: LlamaConfig) -> tuple[int, int]:
@@ -150,44 +139,31 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
 
 def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
     """Raise `ValueError` if `embed` cannot embed a core exactly in a model of these dimensions."""
-    for role, config in (("core", core), ("shape", shape)):
-        if config.model_type != "llama":
-            raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
-        for bias in ("attention_bias", "mlp_bias"):
-            if getattr(config, bias):
-                raise ValueError(f"the {role} has {bias}=True; use one without biases")
+    if core.model_type != "llama":
+        raise ValueError(f"the core is a {core.model_type!r} model; use a Llama model")
+    for bias in ("attention_bias", "mlp_bias"):
+        if getattr(core, bias):
+            raise ValueError(f"the core has {bias}=True; use one without biases")
     if core.head_dim != shape.head_dim:
         raise ValueError(
             f"the core's head_dim is {core.head_dim}, the shape's {shape.head_dim}: use a divisor"
         )
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers"):
         small, large = getattr(core, name), getattr(shape, name)
         if small > large:
             raise ValueError(
                 f"the shape's {name} {large} is below the core's {small}: use a larger shape"
             )
-    if core.hidden_size == shape.hidden_size and core.vocab_size < shape.vocab_size:
-        raise ValueError(
-            f"hidden_size {shape.hidden_size} leaves no spare dim to bar the shape's unused "
-            f"vocabulary; set the shape's vocab_size to {core.vocab_size} or widen it"
-        )
 
 
-def _fill(model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float) -> None:
-    """Write every weight of `model`, with the core's query heads at `heads` (see `place_heads`) and
-    the constant `c` in the residual (0: all ids are used). Unused weights are seeded noise."""
+def _fill(model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int]) -> None:
+    """Write every weight of `model`, with the core's query heads at `heads` (see `place_heads`).
+    Unused weights are seeded noise."""
     noise = torch.Generator(model.device).manual_seed(0)
-    used, width = core.config.vocab_size, core.config.hidden_size
-    table, head = model.model.embed_tokens.weight, model.lm_head.weight
-    _pad(table.zero_(), core.model.embed_tokens.weight)
-    head.normal_(0, NOISE_STD, generator=noise)
+    _pad(model.model.embed_tokens.weight.zero_(), core.model.embed_tokens.weight)
+    head = model.lm_head.weight.normal_(0, NOISE_STD, generator=noise)
     _pad(head, core.lm_head.weight)
     _fill_norm(model.model.norm, core.model.norm.weight)
-    if c:
-        table[:, width] = c
-        head[:used, width] = 0
-        head[used:, width] = -BAR
-        model.model.norm.weight[width] = BAR
     for index, layer in enumerate(model.model.layers):
         for name, weight in layer.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -196,7 +172,11 @@ def _fill(model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int]
                 weight.normal_(0, NOISE_STD, generator=noise)
         source = core.model.layers[index] if index < len(core.model.layers) else None
         for name in ("input_layernorm", "post_attention_layernorm"):
-            norm = torch.ones(width) if source is None else getattr(source, name).weight
+            norm = (
+                torch.ones(core.config.hidden_size)
+                if source is None
+                else getattr(source, name).weight
+            )
             _fill_norm(getattr(layer, name), norm)
         if source is None:
             continue

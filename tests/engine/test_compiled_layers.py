@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from pretended_cuda import pretend
-from tiny import gemma3, gpt2, llama, mostly_slow, random_tree
+from tiny import llama, mostly_slow, random_tree
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ouroboros.engine import compiled_layers
@@ -19,8 +19,6 @@ from ouroboros.engine.engine_choice import why_different
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.triton_products import product
-
-MOST_COMPILATIONS = 8  # of two models
 
 
 @pytest.fixture(autouse=True)
@@ -51,31 +49,11 @@ def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) 
     assert dict(eager.model.named_modules()) == before
 
 
-def counting(made: list):
-    """A back end that remembers the graphs that it was given."""
-    return lambda graph, inputs: made.append(graph) or graph.forward
-
-
-@pytest.mark.slow
-def test_two_models_are_compiled_few_times():
-    """Of other sizes, dtypes apart equal, through growing caches and both ways of one node."""
-    made: list = []
-    backend = counting(made)
-    for seed, layers in ((0, 3), (1, 2)):
-        model = llama(seed, max_position_embeddings=2048, num_hidden_layers=layers)
-        static = compiled(model, backend)
-        eager = CachedModel(model, engine="eager")
-        agree(static, eager, (3, 300, 900), (5, 1, 2))
-        static.engine.compiled.tuned = False
-        agree(static, eager, (3,), (1,))
-    assert len(made) <= MOST_COMPILATIONS
-
-
 @pytest.mark.slow
 def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     """Dynamo would leave its layers as they are, in silence."""
     made: list = []
-    backend = counting(made)
+    backend = lambda graph, inputs: made.append(graph) or graph.forward  # noqa: E731
 
     def trial(width: int) -> str | None:
         model = llama(hidden_size=4 * width, head_dim=width)
@@ -92,13 +70,6 @@ def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
     model = compiled(llama(), "eager")
     model.engine.compiled.compiled = []
     assert "not found" in why_different(model.engine, model.engine)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [gemma3, gpt2])
-def test_other_families_compile(family):
-    model = family()
-    agree(compiled(model, "eager"), CachedModel(model, engine="eager"), (4,), (3, 1))
 
 
 @pytest.mark.parametrize(

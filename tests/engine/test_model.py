@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from ouroboros.baselines import PromptLookup
+from parts import first as first_nodes
 from tiny import CONTEXT, FAMILIES, SHAPE, VOCAB, Session, build, llama, plain, prompt_of, session
 from transformers import DynamicCache, LlamaConfig
 
@@ -246,3 +247,38 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     assert sequence.caught_up == 0, "what is taken to be cached is not fed"
     logits = cached.score(cached.new_sequence(), [4, 3, 2, 5], FORK)
     torch.testing.assert_close(logits[0], alone(model, [4, 3, 2, 5]))
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_what_was_not_scored_last_is_fed_again(engine):
+    """Another sequence, other first nodes, an accepted path, a roll, a cache made ready."""
+    model, tree = llama(), TokenTree((5, 1, 2, 3, 4), (-1, 0, 1, 0, 3))
+    expected = session(model).score([3, 4, 5], tree).clone()
+    cached = session(model, engine=engine)
+
+    def go_on(fed: int) -> None:
+        before = cached.scored
+        logits = cached.score([3, 4, 5], tree.with_logits_at([3, 4]))
+        torch.testing.assert_close(logits, expected[3:], rtol=0, atol=1e-12)
+        assert cached.scored - before == fed
+
+    start = first_nodes(tree, 3)
+    go_on(5)
+    go_on(2)
+    cached.score([3, 4, 5], start)
+    go_on(2)
+    cached.score([3, 9, 5], start)
+    go_on(5)
+    cached.score([3, 4, 5], TokenTree((5, 1, 9), (-1, 0, 1)))
+    go_on(3)
+    cached.score([3, 4, 5], TokenTree((5, 1, 2), (-1, 0, 0)))
+    go_on(3)
+    cached.score([3, 4, 5], start)
+    cached.accept([0])
+    go_on(5)
+    cached.roll([3, 4, 5], 3, argmax)
+    go_on(5)
+    cached.score([3, 4, 5, 5], TokenTree((5, 1), (-1, 0)))
+    go_on(5)
+    cached.prepare(10)
+    go_on(5)

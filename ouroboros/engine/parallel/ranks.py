@@ -7,7 +7,6 @@ message of another kind than expected, the others raise `RankLost`; none continu
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,8 +17,6 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # time for a rank to compile or to load a large model
-BLOCK = 1024  # bytes of the first block of each message: those of most steps fit
-LABEL = 5  # bytes of this block for the kind of message and its length
 
 
 class RankLost(BaseException):
@@ -73,42 +70,27 @@ class ProcessGroup(Ranks):
 
     def all_gather(self, value: T) -> list[T]:
         """See `Ranks.all_gather`. Raises `RankLost` if another rank is out of step."""
-        return [pickle.loads(message) for message in self._exchange(b"g", pickle.dumps(value))]
+        return self._exchange("all_gather", value)
 
     def broadcast(self, value: T) -> T:
         """See `Ranks.broadcast`. Raises `RankLost` if another rank is out of step."""
-        messages = self._exchange(b"b", pickle.dumps(value) if self.rank == 0 else b"")
-        return value if self.rank == 0 else pickle.loads(messages[0])
+        return self._exchange("broadcast", value if self.rank == 0 else None)[0]
 
-    def _exchange(self, kind: bytes, message: bytes) -> list[bytes]:
-        """Return the messages of all ranks, of any length, in rank order.
-
-        Every rank first sends a block of fixed size: the kind of its message, its length and its
-        first bytes. This reveals ranks that are out of step. If any message is longer than its
-        block, every rank then sends its whole message.
-        """
-        rows = self._gather(kind + len(message).to_bytes(4, "little") + message, BLOCK)
-        if any(row[:1] != kind for row in rows):
-            raise RankLost(
-                "the ranks no longer take the same steps: one of them failed, or its drafts differ"
-            )
-        lengths = [int.from_bytes(row[1:LABEL], "little") for row in rows]
-        if max(lengths) > BLOCK - LABEL:
-            rows = self._gather(bytes(LABEL) + message, LABEL + max(lengths))
-        return [row[LABEL : LABEL + length] for row, length in zip(rows, lengths, strict=True)]
-
-    def _gather(self, message: bytes, size: int) -> list[bytes]:
-        """Return the first `size` bytes of each rank's message, padded with zeros."""
-        padded = bytearray(message[:size].ljust(size, b"\0"))
-        own = torch.frombuffer(padded, dtype=torch.uint8)
-        every = [torch.empty_like(own) for _ in range(self.size)]
+    def _exchange(self, kind: str, value) -> list:
+        """Return the values of all ranks, in rank order. Each is sent with the kind of exchange,
+        which reveals ranks that are out of step."""
+        every: list = [None] * self.size
         try:
-            dist.all_gather(every, own)
+            dist.all_gather_object(every, (kind, value))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split(". This is")[0]
             reason = re.sub(r"^\[[^]]*\] ", "", reason)  # drops gloo's source file and line
             raise RankLost(f"another rank is gone ({reason})") from error
-        return [row.numpy().tobytes() for row in every]
+        if any(own != kind for own, _ in every):
+            raise RankLost(
+                "the ranks no longer take the same steps: one of them failed, or its drafts differ"
+            )
+        return [value for _, value in every]
 
 
 def own_gpu() -> int | None:

@@ -99,16 +99,9 @@ class ShardedModel(CachedModel):
         self.own.empty()
         return self.own
 
-    def refresh(self) -> None:
-        """See `CachedModel.refresh`; call it on every rank."""
-        self.own.refresh()
-        self.__dict__.update(self.own.__dict__)
-        self.resident = self.new_sequence()
-
     def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
         """See `CachedModel.new_sequence`; `cached` tokens count as cached on every rank."""
-        self._frozen.check()
-        return self._resident_if_cached(ShardedSequence(list(cached), ranks=self.ranks.size))
+        return self._begun(ShardedSequence(list(cached), ranks=self.ranks.size))
 
     @torch.inference_mode()
     def score(

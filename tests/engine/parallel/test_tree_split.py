@@ -53,11 +53,3 @@ def test_a_rank_that_must_catch_up_gets_less():
     star = TokenTree(tuple(range(21)), (-1, *[0] * 20))
     light, heavy = cut(star, [0, 8])
     assert len(light) - 1 + len(heavy) - 1 == 20 and len(light) == len(heavy) + 8
-
-
-def test_no_rank_is_idle():
-    """More ranks than branches: the others take the same branch, and own some of its nodes."""
-    chain = TokenTree.chain(1, [2, 3, 4])
-    parts = assign_owners(chain, cut(chain, [0] * 3))
-    assert [part.nodes for part in parts] == [(0, 1, 2, 3)] * 3
-    assert sorted(len(part.owned) for part in parts) == [1, 1, 2]
