@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ouroboros.core.select import TokenSelector
 
 CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
-REMOVED = ("context_tokens", "exact", "draft_cost")
-"""Options in the run.json of versions before 0.9; they are ignored."""
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
@@ -130,15 +128,6 @@ class Sampling:
 
 
 @dataclass
-class Published:
-    """The numbers of a published run, for the report."""
-
-    source: str | None = None
-    hardware: str | None = None
-    tokens_per_s: dict[str, float] = field(default_factory=dict)  # by decoder
-
-
-@dataclass
 class RunConfig(Sampling):
     """All options of a run. `decoder` maps names to decoder configs, as for `make_decoder`.
 
@@ -160,16 +149,13 @@ class RunConfig(Sampling):
     retry_failed: bool = False  # rerun the failed samples in results_dir
     timing: bool = True  # False: report counts only, because other jobs share the device
     costs: Any = None  # call costs: epyc, flat, a file, a timed folder; None: measured if needed
-    published: Published | None = None
+    published: dict[str, Any] | None = None  # for the report: source, hardware, tokens_per_s
     record_predictions: bool = False  # needs timing=false: record trees and predictions
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> Self:
         """Return the config for plain values, as in run.json; missing options get their defaults.
         Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
-        options = {key: value for key, value in options.items() if key not in REMOVED}
-        if isinstance(model := options.get("model"), Mapping):
-            options["model"] = {key: value for key, value in model.items() if key not in REMOVED}
         merged = OmegaConf.merge(OmegaConf.structured(cls), options)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 

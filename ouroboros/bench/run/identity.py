@@ -14,7 +14,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +25,6 @@ import torch
 from pandas import json_normalize
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.tasks.task import Example, fingerprint
 
 BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
@@ -43,17 +42,15 @@ SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
-def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
+def describe(config: RunConfig) -> dict:
     """Return the part of run.json that is known before the models are loaded.
 
     - `config`: the options that may affect samples
-    - `contents`: the hash of the prompts
     - `files`: the options that name an existing file or folder
     - `provenance`: time, versions, git state and machine
     """
     found = {
         "config": {k: v for k, v in config.to_mapping().items() if k not in NOT_IDENTITY},
-        "contents": {"prompts": fingerprint(examples)},
         "files": [option for option, path in config.files().items() if path.exists()],
         "provenance": provenance(),
     }
@@ -63,7 +60,7 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
 def changes(old: Mapping, new: Mapping) -> str:
     """Describe the first few differences between two run.json that prevent resuming; "" if there
     are none. Top-level keys that only one of them has are not compared."""
-    loaded = ("config", "contents", "task", "model", "max_new")
+    loaded = ("config", "task", "model", "max_new")
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
@@ -85,7 +82,7 @@ def changes(old: Mapping, new: Mapping) -> str:
 def check_found(files: Mapping[str, Path], run: Mapping) -> None:
     """Raise `ValueError` if a file or folder that a run read, by option, does not exist: run.json
     keeps names without folders, so the user has to give the path again."""
-    read = run.get("files", run.get("contents", {}))
+    read = run.get("files", ())
     if lost := {
         option: path.name
         for option, path in sorted(files.items())

@@ -80,8 +80,8 @@ class Bench:
         if self.prompts is None:
             self.prompts = PromptBuilder(tokenizer, getattr(self.task, "template_args", {}))
         for example in self.examples:
-            if example.messages or len(tokenizer) > known:
-                check_ids(self.prompts.preview(example), known, example.id)
+            if not example.follows and (example.messages or len(tokenizer) > known):
+                check_ids(self.prompts.ids(example), known, example.id)
         if self.batch_size > 1 and (reason := self._why_one_by_one()):
             raise ValueError(f"batch_size={self.batch_size}: {reason}")
 
@@ -117,9 +117,8 @@ class Bench:
                 for order, name in enumerate([*names[first:], *names[:first]]):
                     yield name, repeat, order, self.examples[start : start + size]
 
-    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], object]) -> None:
-        """Measure the samples that the folder lacks; pass every sample to `on_sample`, finished
-        ones first.
+    def run(self, folder: ResultsFolder) -> Iterator[Sample]:
+        """Measure the samples that the folder lacks; yield every sample, finished ones first.
 
         If the folder has `retry_failed`, failed samples are measured again; the new line replaces
         the old one.
@@ -129,8 +128,7 @@ class Bench:
         saved = folder.load_prompts()
         self.prompts.texts |= saved
         done = {s.key: s for s in folder.load_samples() if not (folder.retry_failed and s.error)}
-        for sample in done.values():
-            on_sample(sample)
+        yield from list(done.values())
         missing = [
             (name, repeat, order, left)
             for name, repeat, order, examples in self.batches()
@@ -144,11 +142,8 @@ class Bench:
         for name in names:
             list(short.measured(self._made(name), [(WARM_UP, 0)] * self.batch_size))
         decoders = {name: self._made(name) for name in names}
-        carried: dict[str, Any] = {
-            name: one
-            for name, (one, *_) in decoders.items()
-            if getattr(one, "carries_state", False)
-        }
+        firsts: dict[str, Any] = {name: made[0] for name, made in decoders.items()}
+        carried = {n: one for n, one in firsts.items() if getattr(one, "carries_state", False)}
         tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
         for name in carried.keys() & {decoder for _, decoder, _ in done}:
             if (path := folder.pool_path(name)).exists():
@@ -170,7 +165,7 @@ class Bench:
                 folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
                     save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
-                on_sample(sample)
+                yield sample
 
     def _made(self, name: str) -> list[Decoder]:
         """Return `batch_size` new decoders `name`, one for each sequence of a batch."""

@@ -9,7 +9,6 @@ A run that was interrupted resumes when it is called again with the same `result
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
@@ -75,8 +74,6 @@ def run(
     decoder needs them. Raises `ValueError` if the run cannot start or resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
-        if ranks.rank:  # rank 0 reports
-            say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
         if config.task.options.get("template") == AUTO:
@@ -86,7 +83,7 @@ def run(
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
         check_decoders(config.decoder)
-        costs, facts = load_costs(config.costs), describe(config, examples)
+        costs, facts = load_costs(config.costs), describe(config)
         if config.parallel and config.timing:
             facts["provenance"]["machine"]["processes"] = ranks.size
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -116,19 +113,21 @@ def run(
             say(f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict")
         names = model_names(facts["model"])
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
-        say(f"results: {short_path(place)}")
+        say(f"results: {place}")
 
         finished = False
         try:
             # The other processes of a parallel run would count as other programs.
             with nullcontext() if config.parallel else other_load(record):
-                measure(bench, folder, progress=progress)
+                bar = {"total": bench.total, "dynamic_ncols": True, "disable": not progress}
+                for _ in tqdm(bench.run(folder), **bar):
+                    pass
             if not ranks.rank and (failure := bench.score(folder, record, progress=progress)):
-                later = f"'ouroboros audit {short_path(place)}' scores them"
+                later = f"'ouroboros audit {place}' scores them"
                 say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
-            say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)
+            say(INTERRUPTED.format(place) + ", without overwrite" * config.overwrite)
         except RankLost:
             folder.save_run(record, status="interrupted")
             raise
@@ -151,21 +150,6 @@ def run(
         return RunResult(folder, bench, finished)
 
 
-def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
-    """Measure the samples that the folder lacks; show a bar with `progress`."""
-    failed = 0
-    with tqdm(total=bench.total, dynamic_ncols=True, disable=not progress) as bar:
-
-        def tick(sample: Sample) -> None:
-            nonlocal failed
-            failed += sample.error is not None
-            named = sample.decoder + (f", {failed} failed" if failed else "")
-            bar.set_postfix_str(named, refresh=False)
-            bar.update()
-
-        bench.run(folder, tick)
-
-
 def build(
     config: RunConfig,
     task: Task,
@@ -184,6 +168,8 @@ def build(
     tokenizer = pair.target.tokenizer
     max_new = task.max_new if config.max_new is None else config.max_new
     prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}))
+    if ranks is not None:
+        prompts.share = ranks.broadcast
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
         reach = prompts.longest(examples) + max_new
         costs = Costs.load(UNTIMED)
@@ -192,11 +178,11 @@ def build(
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
-        prompts.share = ranks.broadcast
         pair = Pair(ShardedModel(pair.target, ranks, call_ms=costs.target.call_ms), pair.draft)
     adapt = config.timing and ranks is None
-    how: dict = {"tokenizer": tokenizer, "adapt": adapt}
-    decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
+    decoders = decoder_factories(
+        config.decoder, pair.draft, costs, tokenizer=tokenizer, adapt=adapt
+    )
     if ranks is not None:
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
     loaded = (pair.target, pair.models, task, examples, decoders, max_new)
@@ -229,16 +215,6 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
                 f"the run had other {what} ({old}, now {new}): replace paths only{name}"
             )
     return bench
-
-
-def short_path(path: Path) -> str:
-    """Return a path relative to the current folder, or absolute if it is outside of it.
-
-    >>> short_path(Path("results/main")), short_path(Path("/nowhere/run"))
-    ('results/main', '/nowhere/run')
-    """
-    near = os.path.relpath(path)
-    return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -274,13 +250,12 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "tokenizer": vocab.fingerprint(target.tokenizer),
             "eos": sorted(bench.eos),
         },
-        "packed": {role: model.packed.rows for role, model in roles.items()},
         "decoders": list(bench.decoders),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         "repeats": config.repeats,
         "timing": config.timing,
-        "published": asdict(config.published) if config.published else None,
+        "published": config.published,
         "samples_wanted": bench.total,
     }
     return without_paths(facts)

@@ -59,8 +59,6 @@ INTEGER = "could not be converted to Integer"
         ("model.draft_head", "some", "model.draft_head=some: give a whole number"),
         ("decoder.greedy", 3, "decoder.greedy: Value 3 (int) is incompatible"),
         ("record_predictions", True, "give timing=false as well"),
-        ("published", {"tokens_per_sec": {}}, "no option 'tokens_per_sec' (did you mean tokens"),
-        ("published", {"tokens_per_s": {"greedy": "x"}}, "tokens_per_s.greedy: Value 'x' of type"),
     ],
 )
 def test_wrong_values_are_named_in_one_line(path, value, says):

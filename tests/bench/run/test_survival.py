@@ -96,7 +96,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
     again, seen = ResultsFolder(tmp_path, retry_failed=True), list[Sample]()
     again.open_run({})
     assert not (tmp_path / AUDIT).exists()
-    bench.run(again, seen.append)
+    seen += bench.run(again)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
     assert folder.load_samples() == seen and seen[-1].key == ("p0", "moody", 0)
     assert len((tmp_path / SAMPLES).read_bytes().splitlines()) == 7
