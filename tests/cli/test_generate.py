@@ -43,7 +43,7 @@ def test_a_character_is_shown_when_it_is_whole(monkeypatch):
     assert pieces.count("") == len(ids) - 3
 
 
-def test_a_race_is_on_one_engine(monkeypatch, told):
+def test_a_race_is_on_one_engine_and_of_the_same_text(monkeypatch, told):
     engines = []
 
     class Noted(Runner):
@@ -53,7 +53,10 @@ def test_a_race_is_on_one_engine(monkeypatch, told):
 
     monkeypatch.setattr(generate, "Runner", Noted)
     for engine in ("fused", "eager"):
-        assert told("def f", "race=true", "max_new=4", f"model.engine={engine}")[0] == 0
+        options = "race=true", "max_new=8", "temperature=0.8", "seed=3", f"model.engine={engine}"
+        code, out, _ = told("def f", *options)
+        assert code == 0 and "== greedy" in out and "== ouroboros" in out
+        assert "the same text, token for token" in out
     assert engines == ["fused", "fused", "eager", "eager"]
 
 
@@ -95,9 +98,6 @@ def test_columns_fit_and_show_the_end():
     lines = shown.get().splitlines()
     assert len(lines) <= 12 and max(map(len, lines)) <= 60
     assert "line 99" in shown.get() and "line 0" not in shown.get()
-    with console.capture() as shown:
-        console.print(columns([one, two], console, whole=True))
-    assert "line 0" in shown.get() and "line 99" in shown.get()
 
 
 def test_the_command_writes_text_figures_and_the_dtype(told):
@@ -111,7 +111,7 @@ def test_the_command_writes_text_figures_and_the_dtype(told):
     assert code == 0 and "warning" not in out, "calls are exact"
 
 
-def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_pair, tmp_path):
+def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, tmp_path):
     pair = tiny_pair()
     pair[0].tokenizer.chat_template = "{{ thinking }}<user>{{ messages[0].content }}<bot>"
     save_pair(pair, tmp_path)
@@ -125,19 +125,11 @@ def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_p
         assert ("float32, chat template\n" in out) == chat
         texts[out.split("\n\ngreedy: ")[0]] = out.startswith("def f\n\n")
     assert list(texts.values()) == [True, True, False], "three different prompts"
-    base = [
-        "model=hf",
-        f"model.target={saved_pair / 'target'}",
-        "task.template_args.enable_thinking=false",
-    ]
-    code, _, err = call("generate", "a", "decoder=greedy", *base, pair=False)
-    assert code == 2 and "needs a chat template, but task.template=plain" in err
 
 
 @pytest.mark.parametrize(
     ("other", "done", "said"),
     [
-        ([1, 3, 3], True, "warning: the texts differ from token 2 on: a numeric tie, or a bug;"),
         ([1, 2], True, "warning: the texts differ from token 3 on: a numeric tie, or a bug;"),
         ([1, 2], False, "the same text, token for token, up to token 2"),
     ],
@@ -148,9 +140,3 @@ def test_a_race_compares_the_texts_and_an_interrupted_one_what_both_have(other, 
     for one in runners:
         one.done = done
     assert said in map(str, closing_lines(runners, Console(file=io.StringIO())))
-
-
-def test_a_race_is_of_the_same_text(told):
-    code, out, _ = told("def f", "max_new=8", "race=true", "temperature=0.8", "seed=3")
-    assert code == 0 and "== greedy" in out and "== ouroboros" in out
-    assert "the same text, token for token" in out

@@ -153,14 +153,12 @@ def test_the_adaptive_draft_is_as_long_as_pays(pair):
     assert lengths[:2] == [12, 0] and lengths[2] <= 1 and lengths[3] == 12
 
 
-def test_the_adaptive_draft_reads_a_prompt_only_if_that_pays(pair):
+@pytest.mark.parametrize(("read_ms", "drafts"), [(1.0, True), (1000.0, False)])
+def test_the_adaptive_draft_reads_a_prompt_only_if_that_pays(pair, read_ms, drafts):
     flat = Surface.flat({1: 10.0, 16: 10.0}), Surface.constant(1.0)
-    for read_ms, drafts in ((1.0, True), (1000.0, False)):
-        costs = Costs(*flat, reading_ms={64.0: read_ms, 256.0: 4 * read_ms})
-        drafter = AdaptiveSpeculative(pair[1], costs=costs)
-        drafter.reset(argmax)
-        tree = alone_(proposed(drafter, list(range(40)), 30))
-        assert (len(tree) > 1) is drafts
+    drafter = AdaptiveSpeculative(pair[1], costs=Costs(*flat, reading_ms={64.0: read_ms}))
+    drafter.reset(argmax)
+    assert (len(alone_(proposed(drafter, list(range(40)), 30))) > 1) is drafts
 
 
 class Broken(RootOnly):
