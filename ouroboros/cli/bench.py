@@ -48,7 +48,7 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
         say(line)
     failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples
     if failed and not interrupted:
-        say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
+        say(f"{failed} of {samples} samples failed; rerun the command to measure them again")
     document = {
         "results": str(folder.path),
         "title": summary.facts.title,

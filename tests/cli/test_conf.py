@@ -158,9 +158,9 @@ def test_failed_samples_are_said_last_and_measured_anew(run_bench, monkeypatch):
     code, out, err = run_bench(*options)
     assert code == 3 and json.loads(out.splitlines()[-1])["finished"]
     last = err.splitlines()[-1]
-    assert last == "1 of 4 samples failed; retry_failed=true measures them again"
+    assert last == "1 of 4 samples failed; rerun the command to measure them again"
     monkeypatch.setattr("bench_models.Moody.bad", False)
-    assert run_bench(*options, "retry_failed=true")[0] == 0
+    assert run_bench(*options)[0] == 0
 
 
 @pytest.mark.slow

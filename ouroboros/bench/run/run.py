@@ -40,18 +40,13 @@ from ouroboros.engine.quantised import bytes_of, quantised_by
 from ouroboros.models import vocab
 
 INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
-OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
-"""Options that are passed to the loop unchanged."""
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, and `bench`, its loaded models and decoders.
-
-    `finished` is False if the run or its audit was interrupted. In a parallel run, `first` is True
-    only in the process that scores samples and owns the folder, rank 0.
-    """
+    """A run's folder, and `bench`, its loaded models and decoders. `finished` is False if the run
+    or its audit was interrupted, `first` in all processes of a parallel run but rank 0."""
 
     folder: ResultsFolder
     bench: Bench
@@ -88,16 +83,15 @@ def run(
             facts["provenance"]["machine"]["processes"] = ranks.size
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = Path(config.results_dir or Path("results", "local", name))
-        store = ResultsFolder(place, overwrite=config.overwrite, retry_failed=config.retry_failed)
+        store = ResultsFolder(place, overwrite=config.overwrite)
         folder = stack.enter_context(claimed(store, facts, ranks))
 
         recorded = None if config.overwrite else folder.load_costs()
-        spec, engines = on_own_device(config.model, ranks), folder.engines()
-        load = partial(load_pair, spec, with_draft=config.needs_draft, engines=engines)
+        how = {"with_draft": config.needs_draft, "engines": folder.engines()}
+        load = partial(load_pair, on_own_device(config.model, ranks), **how)
         pair = all_succeed(ranks, load)
         costs = recorded or measure_costs(pair) or costs
-        shared = ranks if config.parallel else None
-        bench = build(config, task, examples, pair, costs=costs, ranks=shared)
+        bench = build(config, task, examples, pair, costs=costs, ranks=ranks)
         facts |= run_facts(config, bench)
         # Only rank 0's folder has the run.json of a run to resume.
         record = all_succeed(ranks, lambda: facts if ranks.rank else folder.open_run(facts))
@@ -161,33 +155,34 @@ def build(
 ) -> Bench:
     """Return the run's loop over the examples.
 
-    If `costs` is None, they are measured if a decoder or a parallel run needs them; an untimed run
-    uses the costs `UNTIMED` instead. In a parallel run, its `ranks` share the target, and rank 0
-    drafts.
+    If `costs` is None, they are measured if a decoder or several ranks need them; an untimed run
+    uses the costs `UNTIMED` instead. Several `ranks` share the target, and rank 0 drafts.
     """
-    tokenizer = pair.target.tokenizer
+    ranks, tokenizer = ranks or Ranks(), pair.target.tokenizer
+    several = ranks.size > 1
     max_new = task.max_new if config.max_new is None else config.max_new
-    prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}))
-    if ranks is not None:
-        prompts.share = ranks.broadcast
-    if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
-        reach = prompts.longest(examples) + max_new
+    prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}), share=ranks.broadcast)
+    if costs is None and (several or any(map(wants_costs, config.decoder.values()))):
         costs = Costs.load(UNTIMED)
         if config.timing:
+            reach = prompts.longest(examples) + max_new
             costs = Costs.measure(pair.target, pair.draft, context=reach)
-    if ranks is not None:
-        costs = ranks.broadcast(costs)
-        assert costs is not None
+    costs, how = ranks.broadcast(costs), {"adapt": config.timing and not several}
+    if several and costs:
         pair = Pair(ShardedModel(pair.target, ranks, call_ms=costs.target.call_ms), pair.draft)
-    adapt = config.timing and ranks is None
-    decoders = decoder_factories(
-        config.decoder, pair.draft, costs, tokenizer=tokenizer, adapt=adapt
-    )
-    if ranks is not None:
+    decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer, **how)
+    if several:
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
-    loaded = (pair.target, pair.models, task, examples, decoders, max_new)
-    options = {name: getattr(config, name) for name in OF_BENCH}
-    return Bench(*loaded, costs=costs, prompts=prompts, **options)
+    return Bench(
+        *(pair.target, pair.models, task, examples, decoders, max_new),
+        repeats=config.repeats,
+        sampling=config.sampling,
+        record_predictions=config.record_predictions,
+        costs=costs,
+        batch_size=config.batch_size,
+        refill=config.refill,
+        prompts=prompts,
+    )
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
@@ -218,10 +213,7 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
-    """Return what run.json records about the loaded task, models and decoders, by key.
-
-    If "timing" is false, times are meaningless, because other jobs may have shared the device.
-    """
+    """Return what run.json records about the loaded task, models and decoders, by key."""
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
