@@ -89,14 +89,6 @@ def test_decoders_that_an_experiment_sets_may_be_left_out():
         common.composed(["+decoder.foo={}"])
 
 
-def test_the_published_settings():
-    config = composed("experiment=humaneval_codellama-34b-7b")
-    paper = config["decoder"]["ouroboros_paper"]
-    assert (paper["gamma"], paper["window_size"], paper["ngram_size"]) == (10, 20, 6)
-    assert config["max_new"] == 512 and config["task"]["template"] == "paper-codellama"
-    assert config["published"]["tokens_per_s"]["ouroboros_paper_warm"] == 39.2
-
-
 def test_an_ablation_changes_one_thing():
     decoders = composed("experiment=ablation")["decoder"]
     whole = decoders.pop("ouroboros")
@@ -165,13 +157,11 @@ def test_failed_samples_are_said_last_and_measured_anew(run_bench, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names("experiment"))
-def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
+def test_every_experiment_has_a_rehearsal(name, document, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
     options += [f"results_dir=rehearsal_{name}"]
-    code, out, err = run_bench(f"experiment={name}", *options)
-    assert code == 0, err
-    document = json.loads(out.splitlines()[-1])
-    assert document["finished"] and not any(d["failed"] for d in document["decoders"].values())
+    found = document("bench", f"experiment={name}", *options)
+    assert found["finished"] and not any(d["failed"] for d in found["decoders"].values())
     run = json.loads((saved_pair / f"rehearsal_{name}" / "run.json").read_text())
     assert (run["published"] is not None) == (name in TABLES)
     assert run["task"]["version"].startswith(run["task"]["name"])
@@ -185,16 +175,12 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert json.loads(pool.read_text())["state"]["text"]
     warm = [f"{state}loaded", f"decoder.ouroboros.pool={pool}", "results_dir=warm"]
     assert run_bench(*tiny, *warm)[0] == 0
-    pool.write_text("{}")
-    code, _, err = run_bench(*tiny, *warm[:2], "results_dir=other")
-    assert code == 2 and "pool-ouroboros.json holds no pool" in err
 
 
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     tiny = ["decoder=[greedy,prompt_lookup]", "task.limit=1", "max_new=4", "results_dir=swept"]
     code, out, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0, err
-    assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0 and "job 1: " in err, "finished jobs are skipped"
@@ -202,8 +188,6 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,-4", *tiny, "-m")
     assert code == 2 and "job 0: " in err and "already finished" in err
     assert "job 1: " in err and "\nerror: " not in err, "each error is told once"
-    code, _, err = run_bench(*tiny, "seed=1,2", "overwrite=true", "-m")
-    assert code == 0, err
     long = saved_pair / "long.jsonl"
     long.write_text(json.dumps({"prompt": "a" * 9000}) + '\n{"prompt": "b"}\n')
     failing = ["task=prompts", f"task.path={long}", "task.limit=2", "results_dir=failed"]

@@ -87,14 +87,6 @@ def test_real_models_are_timed_without_feeding_a_prompt():
     assert not any(own.caught_up for own in sequences)
 
 
-@pytest.mark.parametrize(("limit_s", "visits"), [(2.0, 2), (0.1, 1)])
-def test_a_limit_ends_the_visits_but_not_the_first(clocked, limit_s, visits):
-    (target,), _, log = clocked(lambda n, c: 400.0)
-    grid = {"nodes": [1, 8], "contexts": [10], "visits": 9, "repeats": 1}
-    time_calls([target], **grid, limit_s=limit_s)
-    assert len(log) == 2 + 2 * visits
-
-
 def test_a_probe_covers_a_pair_within_its_limit(clocked):
     (target, draft), clock, _ = clocked(lambda n, c: 40 + n, lambda n, c: 10 + n / 5)
     costs = Costs.measure(target, draft, context=700)

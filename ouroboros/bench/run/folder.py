@@ -97,10 +97,9 @@ class ResultsFolder:
         """Return the run.json to resume; None for a new run. Write no files.
 
         `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
-        has a different run, files without a run.json, or gzipped samples, and `Finished` if its run
-        is finished and none of its samples failed.
+        has a different run or files without a run.json, and `Finished` if its run is finished and
+        none of its samples failed.
         """
-        refuse_packed(self.path / SAMPLES)
         if self.overwrite:
             return None
         if not (self.path / RUN).exists():
@@ -187,9 +186,11 @@ class ResultsFolder:
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
-        line. `key`, if given, is added to the line: the key of its sample."""
+        line. `key`, if given, is added to the line: the key of its sample. Raises `ValueError` if
+        the file is gzipped."""
         path, line = self.path / name, {"key": key, **row} if key else row
-        refuse_packed(path)
+        if (packed := stored(path)) != path:
+            raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
         with open(path, "a+b") as file:
             if size := file.tell():
                 file.seek(size - 1)
@@ -309,9 +310,3 @@ def stored(path: Path) -> Path:
     """Return the path of a .jsonl file, or of its gzipped version if that exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.exists() and not path.exists() else path
-
-
-def refuse_packed(path: Path) -> None:
-    """Raise `ValueError` if a .jsonl file is gzipped, because it cannot be appended to."""
-    if (packed := stored(path)) != path:
-        raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")

@@ -138,7 +138,7 @@ def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     path.unlink()
     assert folder.load_samples() == samples
     with pytest.raises(ValueError, match="gunzip it to resume"):
-        folder.open_run({})
+        folder.append(SAMPLES, {})
     packed = path.with_name(f"{SAMPLES}.gz")
     packed.write_bytes(packed.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"samples.jsonl.gz is damaged"):
