@@ -2,10 +2,9 @@
 
 import io
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
-from bench_models import byte_tokenizer, save_pair, tiny_pair
+from bench_models import save_pair, tiny_pair
 from rich.console import Console
 
 from ouroboros import CachedModel, argmax
@@ -22,18 +21,6 @@ def target() -> CachedModel:
 def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
     rule = {"max_new": max_new, "eos": frozenset(), "choose": argmax}
     return Runner(name, target(), RootOnly(), target().tokenizer("def f").input_ids, **rule)
-
-
-def test_a_character_is_shown_when_it_is_whole(monkeypatch):
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("ü🎉a🎉", add_special_tokens=False).input_ids[:-1]
-    steps = [SimpleNamespace(sources=["draft"] * len(ids))]
-    trace = SimpleNamespace(new_tokens=ids, steps=steps)
-    monkeypatch.setattr(generate, "stream", lambda *args, **options: iter([trace]))
-    model = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32", exact=False)
-    pieces = [text for text, _ in Runner("x", model, RootOnly(), []).step()]
-    assert "".join(pieces) == "ü🎉a", "no garbage where it ends inside a character"
-    assert pieces.count("") == len(ids) - 3
 
 
 def test_a_race_is_on_one_engine_and_of_the_same_text(monkeypatch, call):

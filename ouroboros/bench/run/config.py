@@ -78,12 +78,6 @@ class PairSpec:
             remedy = f"give model.{role}=<hub id or folder>"
             raise ValueError(remedy + (other if role == "draft" else ""))
 
-    def files(self) -> dict[str, Path]:
-        """Return the models' folders or hub ids by option: {"model.target": Path(...)}; a hub id is
-        a `Path` too, although no such file exists."""
-        named = [role for role in ("target", "draft") if getattr(self, role)]
-        return {f"model.{role}": Path(self.path(role)) for role in named}
-
 
 @dataclass
 class Sampling:
@@ -182,12 +176,14 @@ class RunConfig(Sampling):
     def files(self) -> dict[str, Path]:
         """Return the files, folders and hub ids that the config names, as {option: path}, for
         example "costs", "task.path" or "model.target". The paths need not exist."""
-        found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
+        roles = [role for role in ("target", "draft") if getattr(self.model, role)]
+        found = {f"model.{role}": Path(self.model.path(role)) for role in roles}
+        found |= {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
             known = ("pool", "costs", "weights", "path")
             options = [option for option in known if own.get(option)]
             found |= {f"decoder.{name}.{option}": Path(str(own[option])) for option in options}
-        return {**self.model.files(), **self.task.files(), **found}
+        return {**self.task.files(), **found}
 
     def __post_init__(self) -> None:
         super().__post_init__()

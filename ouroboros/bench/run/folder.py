@@ -113,8 +113,7 @@ class ResultsFolder:
                 f"{self.path} holds a run with other settings, code or environment ({what}): "
                 f"resume it as it was, {REMEDY}"
             )
-        failed = any(sample.error for sample in self.load_samples())
-        if old.get("status") == "finished" and not failed:
+        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
             audit = "'ouroboros audit' repeats its audit and summary"
             raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
         return old

@@ -38,7 +38,6 @@ PACKAGES = (
 """Packages whose versions affect samples."""
 HARDWARE = ("cpu", "threads", "gpus", "cuda", "processes")
 """Facts of the machine that affect samples or times."""
-SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
@@ -75,8 +74,8 @@ def changes(old: Mapping, new: Mapping) -> str:
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    listed = [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names[:SHOWN]]
-    return ", ".join(listed + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN))
+    listed = [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names[:6]]
+    return ", ".join(listed + [f"and {len(names) - 6} more"] * (len(names) > 6))
 
 
 def check_found(files: Mapping[str, Path], run: Mapping) -> None:
@@ -97,16 +96,25 @@ def check_found(files: Mapping[str, Path], run: Mapping) -> None:
 
 def provenance() -> dict:
     """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`) and
-    "machine" (`machine`)."""
+    "machine": cpu, cores (that this process may use), threads (of torch), gpus, cuda and os."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
+    info = Path("/proc/cpuinfo")
+    cpu = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": found,
         "git": git_state(Path(__file__).parent),
-        "machine": machine(),
+        "machine": {
+            "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "cuda": torch.version.cuda,
+            "os": f"{platform.system()} {platform.machine()}",
+        },
     }
 
 
@@ -122,21 +130,6 @@ def git_state(folder: Path) -> dict | None:
         head, *lines = told.stdout.splitlines()
         return {"commit": head.split()[-1], "dirty": any(line[0] != "#" for line in lines)}
     return None
-
-
-def machine() -> dict:
-    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), gpus, cuda
-    and os."""
-    info = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
-    return {
-        "cpu": name[1] if name else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "cuda": torch.version.cuda,
-        "os": f"{platform.system()} {platform.machine()}",
-    }
 
 
 @contextmanager

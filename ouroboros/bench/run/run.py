@@ -39,7 +39,6 @@ from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import bytes_of, quantised_by
 from ouroboros.models import vocab
 
-INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
 Say = Callable[[str], object]
 
 
@@ -121,7 +120,9 @@ def run(
                 say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
-            say(INTERRUPTED.format(place) + ", without overwrite" * config.overwrite)
+            resume = f"rerun with results_dir={place} to resume"
+            resume += ", without overwrite" * config.overwrite
+            say(f"interrupted: finished samples are kept; {resume}")
         except RankLost:
             folder.save_run(record, status="interrupted")
             raise
