@@ -61,7 +61,6 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
         raise ValueError(f"minutes={options.minutes}: give a number above 0")
     if not isinstance(options.layers, list):
         check_whole("layers", options.layers)
-    spec.path("target")  # must be given
     name = Path(str(spec.target)).name.removesuffix(".gguf")
     folder = Path(options.out or Path("drafts", name))
     if (folder / "README.md").exists():

@@ -21,7 +21,7 @@ from ouroboros.decoder_factory import decoder_factories
 from ouroboros.models import standin
 
 
-@pytest.mark.parametrize("name", names("model"))
+@pytest.mark.parametrize("name", sorted({*names("model")} - {"hf"}))
 def test_every_model_composes(name):
     spec = PairSpec(**composed(f"model={name}")["model"])
     assert spec.name in (name, "SmolLM2-135M-Instruct") and {*(spec.standin or {}).values()} <= set(

@@ -54,6 +54,8 @@ class PairSpec:
     draft_head: Any = "auto"  # the draft scores only this many ids; auto: those of head_ids.json
 
     def __post_init__(self) -> None:
+        if not self.target:
+            raise ValueError("give model.target=<hub id or folder>")
         check_whole("model.draft_context", self.draft_context, null=True)
         if self.draft_head != "auto":
             check_whole("model.draft_head", self.draft_head, null=True)
@@ -65,18 +67,13 @@ class PairSpec:
             )
 
     def path(self, role: str) -> str:
-        """Return a role's hub id or folder. Raises `ValueError` if none is set."""
+        """Return a role's hub id or folder. Raises `ValueError` if there is no draft."""
         from ouroboros.models.load import model_path
 
-        self.check_named(role)
-        return model_path(getattr(self, role))
-
-    def check_named(self, role: str) -> None:
-        """Raise `ValueError` if no hub id or folder is set for a role."""
         if not getattr(self, role):
-            other = ", or leave decoders that draft with a model out of decoder=[...]"
-            remedy = f"give model.{role}=<hub id or folder>"
-            raise ValueError(remedy + (other if role == "draft" else ""))
+            remedy = "or leave decoders that draft with a model out of decoder=[...]"
+            raise ValueError(f"give model.draft=<hub id or folder>, {remedy}")
+        return model_path(getattr(self, role))
 
 
 @dataclass
@@ -201,4 +198,3 @@ class RunConfig(Sampling):
             raise ValueError("parallel=tree decodes one sequence at a time: give batch_size=1")
         if self.parallel and "tp_plan" in self.model.options:
             raise ValueError("parallel=tree takes no tp_plan: it spreads a model over all ranks")
-        self.model.check_named("target")

@@ -397,7 +397,7 @@ class Row:
         return self
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return an error's type and the first line of its message, without paths."""
     reason = (str(error).strip() or "no message").splitlines()[0]
     return without_paths(f"{type(error).__name__}: {reason}")

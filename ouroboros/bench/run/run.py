@@ -24,7 +24,7 @@ from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import check_found, describe, other_load, without_paths
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.loop import Bench, in_one_line
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
 from ouroboros.bench.run.prompts import PromptBuilder
@@ -139,8 +139,7 @@ def run(
             try:
                 audit_run(bench, folder, controls=config.audit == "all", progress=progress)
             except (KeyboardInterrupt, Exception) as error:
-                reason = str(error).strip() or type(error).__name__
-                say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
+                say(f"no audit: {in_one_line(error)}; 'ouroboros audit' repeats it")
                 finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
 
