@@ -62,7 +62,7 @@ def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
             data = path.read_bytes() if path.exists() else b""
             before = data[: data.rfind(b"\n") + 1]
             assert len({s.key for s in folder.load_samples()}) == len(before.splitlines())
-        data = path.read_bytes()
+        data = path.read_bytes() if path.exists() else b""
         resume()
         assert path.read_bytes().startswith(data[: data.rfind(b"\n") + 1])
         samples = [Sample.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
