@@ -122,7 +122,7 @@ class Costs:
         `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
         operations per node and two-byte weight). Real calls take longer.
         """
-        surfaces, footprints = [], {"target": target, "draft": draft}
+        surfaces, footprints = list[Surface](), {"target": target, "draft": draft}
         for model in footprints.values():
             flops_ms, table = model.read_bytes / tflops / 1e9, dict[float, dict]()
             for context in ROOFLINE_CONTEXTS:
@@ -130,9 +130,14 @@ class Costs:
                 sizes = (1.0, min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES), ROOFLINE_NODES)
                 table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in sizes}
             surfaces.append(Surface(table))
-        about = {"computed": "bytes / bandwidth", **about}
-        known = {"footprints": footprints, "copy_bytes_per_s": 1e9 * bandwidth_gb_s}
-        return cls(*surfaces, host_ms=host_ms, about=about, **known)
+        return cls(
+            surfaces[0],
+            surfaces[1],
+            host_ms=host_ms,
+            footprints=footprints,
+            copy_bytes_per_s=1e9 * bandwidth_gb_s,
+            about={"computed": "bytes / bandwidth", **about},
+        )
 
     def save(self, path: Path) -> None:
         """Write the costs as JSON."""
@@ -181,7 +186,8 @@ class Costs:
             reading = timing.time_reading(draft, prompts)
         about = {"measured": "at load", "spread": round(_spread(best), 3)}
         floors: dict[str, Any] = timing.floors(models) if target.device.type == "cuda" else {}
-        return cls(*best, reading_ms=reading, about=about, **floors)
+        draft_calls = best[1] if draft else None
+        return cls(best[0], draft_calls, reading_ms=reading, about=about, **floors)
 
     @classmethod
     def measure_grid(
@@ -193,7 +199,8 @@ class Costs:
         from ouroboros.costs import timing
 
         floors: dict[str, Any] = timing.floors(models)
-        return cls(*timing.time_calls(models, on_visit=on_visit, **grid), **floors)
+        surfaces: list[Any] = timing.time_calls(models, on_visit=on_visit, **grid)
+        return cls(*surfaces, **floors)
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:

@@ -86,7 +86,7 @@ def run(
         folder = stack.enter_context(claimed(store, facts, ranks))
 
         recorded = None if config.overwrite else folder.load_costs()
-        how = {"with_draft": config.needs_draft, "engines": folder.engines()}
+        how: dict = {"with_draft": config.needs_draft, "engines": folder.engines()}
         load = partial(load_pair, on_own_device(config.model, ranks), **how)
         pair = all_succeed(ranks, load)
         costs = recorded or measure_costs(pair) or costs
@@ -112,7 +112,7 @@ def run(
         try:
             # The other processes of a parallel run would count as other programs.
             with nullcontext() if config.parallel else other_load(record):
-                bar = {"total": bench.total, "dynamic_ncols": True, "disable": not progress}
+                bar: dict = {"total": bench.total, "dynamic_ncols": True, "disable": not progress}
                 for _ in tqdm(bench.run(folder), **bar):
                     pass
             if not ranks.rank and (failure := bench.score(folder, record, progress=progress)):
