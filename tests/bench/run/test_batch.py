@@ -103,7 +103,6 @@ def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
                 if s.decoder != "hf_greedy":  # whose end belongs to no step
                     assert latency_s == pytest.approx(s.ended_s - s.began_s)
                     assert sum(map(step_s, s.steps)) == pytest.approx(s.wall_s)
-                assert all(1 <= t.rows <= 3 and t.host_s >= 0 for t in s.steps)
         full = [t.rows for s in found if s.key == ("p0", "greedy", 0) for t in s.steps]
         assert full == [3] * 10
         waited = any(s.began_s for s in found if s.decoder == "greedy")

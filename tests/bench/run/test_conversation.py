@@ -236,6 +236,4 @@ def test_groups_are_kept_and_corpus_scores_are_by_decoder_without_failures(pair,
     assert {s.example: s.group for s in samples} == {"a/1": "", "a/2": "", "c/1": "x"}
     found = corpus_scores(Echo(), TURNS, samples)
     good = [s.decoder for s in samples if not s.error]
-    assert json.loads(json.dumps(found))["greedy"] == {"completions": good.count("greedy")}
-    assert sum(row["completions"] for row in found.values()) == len(good)
-    assert corpus_scores(SpecBench(path="examples"), TURNS, samples) == {}
+    assert json.loads(json.dumps(found)) == {"greedy": {"completions": good.count("greedy")}}
