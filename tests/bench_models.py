@@ -108,7 +108,9 @@ def ran(bench: Bench, path, *, facts=(), seen=None) -> ResultsFolder:
     """Start or resume a run in a folder; append its samples to `seen`."""
     folder = ResultsFolder(path)
     folder.open_run(dict(facts))
-    bench.run(folder, [].append if seen is None else seen.append)
+    for sample in bench.run(folder):
+        if seen is not None:
+            seen.append(sample)
     return folder
 
 

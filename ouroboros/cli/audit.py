@@ -18,7 +18,7 @@ from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.run import rebuild, short_path
+from ouroboros.bench.run.run import rebuild
 from ouroboros.cli.common import check_syntax, composed, parsed
 from ouroboros.models.vocab import eos_ids
 
@@ -63,7 +63,7 @@ def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
     counts = {name: tally(rows, name) for name in names}
     table = verdicts.filter(["decoder", "compared with", "verdict", "greedy-equivalent"])
     print(title, as_text(table, "simple"), sep="\n\n", end="\n\n")
-    print(f"audit: {short_path(folder.path / 'audit.md')}", file=sys.stderr)
+    print(f"audit: {folder.path / 'audit.md'}", file=sys.stderr)
     bugs = sum(found.get("BUG", 0) for found in counts.values())
     unjudged = sum(found.get(word, 0) for found in counts.values() for word in OPEN)
     document = {"folder": str(folder.path), "verdicts": counts, "bugs": bugs}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,7 +17,7 @@ from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.identity import identity
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.run import run, short_path
+from ouroboros.bench.run.run import run
 from ouroboros.cli.main import SOME_FAILED
 from ouroboros.cli.report import print_summary
 from ouroboros.costs import Costs
@@ -28,7 +27,9 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     """Run the benchmark, write the report, print the tables; return the exit code (see the help)
     and the JSON document (None on other ranks than 0)."""
     config, probe = run_config(options)
-    say = partial(print, file=sys.stderr)
+
+    def say(line: str) -> None:  # stderr is replaced in other ranks than 0
+        print(line, file=sys.stderr)
 
     def measured(pair: Pair) -> Costs | None:
         return Costs.load(probe) if probe and probe.exists() else None
@@ -43,13 +44,13 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     folder = result.folder
     summary = make_report(folder)
     print_summary(summary)
-    for line in (*summary.problems, f"summary: {short_path(folder.path / 'summary.json')}"):
+    for line in (*summary.problems, f"summary: {folder.path / 'summary.json'}"):
         say(line)
     failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples
     if failed and not interrupted:
-        say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
+        say(f"{failed} of {samples} samples failed; rerun the command to measure them again")
     document = {
-        "results": short_path(folder.path),
+        "results": str(folder.path),
         "title": summary.facts.title,
         "finished": result.finished,
         "samples": samples,

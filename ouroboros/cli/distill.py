@@ -61,17 +61,16 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
         raise ValueError(f"minutes={options.minutes}: give a number above 0")
     if not isinstance(options.layers, list):
         check_whole("layers", options.layers)
-    spec.path("target")  # must be given
     name = Path(str(spec.target)).name.removesuffix(".gguf")
     folder = Path(options.out or Path("drafts", name))
     if (folder / "README.md").exists():
         raise ValueError(f"out={folder} has a finished draft: give another folder, or delete it")
     torch.set_num_threads(options.threads or torch.get_num_threads())
     target = load_model(spec, "target")
-    prompts, path = None, options.prompts
-    if path is not None:
-        chat = "chat" if getattr(target.tokenizer, "chat_template", None) else "plain"
-        _, examples = TaskSpec("prompts", {"path": path, "template": chat}).load()
+    prompts = None
+    if options.prompts is not None:
+        task = TaskSpec("prompts", {"path": options.prompts, "template": "auto"})
+        _, examples = task.for_tokenizer(target.tokenizer).load()
         prompts = list(map(PromptBuilder(target.tokenizer).ids, examples))
     names = ("layers", "head", "minutes", "tokens", "max_new", "seed")
     recipe = distilling.Recipe(**{name: getattr(options, name) for name in names})
@@ -85,8 +84,7 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
         "agreement": made.trained,
         "predicted speedup, speculative": predicted,
     }
-    table = pd.DataFrame(rows).T.rename(columns="T = {:g}".format)
-    text = table.to_markdown(floatfmt=".2f")
+    table = pd.DataFrame(rows).T.rename(columns="T = {:g}".format).to_markdown(floatfmt=".2f")
     ratio = costs.draft_ratio()
     document = {
         "out": str(folder),
@@ -100,13 +98,13 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     facts = {
         **document,
         "target": spec.target,
-        "table": text,
+        "table": table,
         "prompts": "your prompts" if prompts else "its own prompts",
         "measured": words,
     }
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
     shutil.rmtree(folder / "work")
-    print(text)
+    print(table)
     print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
     print(f"use it: ouroboros bench model=hf model.target={spec.target} model.draft={folder}")
     return 0, document

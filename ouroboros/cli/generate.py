@@ -216,8 +216,8 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 
 
 def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
-    """Yield lines: a legend of the colours, each runner's tokens and times, and in a race whether
-    the texts are equal."""
+    """Yield lines: a legend of the colours, each runner's tokens and times, and after a race
+    whether the texts are equal."""
     if console.is_terminal:
         yield Text("plain: the target's own token")
         seen = {source for runner in runners for _, source in runner.pieces}
@@ -229,12 +229,11 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
     if not runners[0].exact and dtype not in ("float32", "float64"):
         yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
         yield "model.dtype=float32 avoids this"
-    if len(runners) > 1:
-        done, least = all(r.done for r in runners), min(len(r.tokens) for r in runners)
-        at = first_mismatch(*(r.tokens if done else r.tokens[:least] for r in runners))
+    if len(runners) > 1 and all(runner.done for runner in runners):
+        at = first_mismatch(*(runner.tokens for runner in runners))
         yield "the decoders took turns; each was timed separately"
         if at is None:
-            yield "the same text, token for token" + f", up to token {least}" * (not done)
+            yield "the same text, token for token"
         else:
             yield f"warning: the texts differ from token {at + 1} on: a numeric tie, or a bug;"
             yield "'ouroboros audit' finds out which, for a run of 'ouroboros bench'"

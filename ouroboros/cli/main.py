@@ -57,8 +57,7 @@ SOME_FAILED = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named by the first argument; return its exit code.
 
-    A user error prints one line on stderr and gives exit code 2; with HYDRA_FULL_ERROR set, it
-    prints the traceback.
+    A user error prints one line on stderr and gives exit code 2.
     """
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h", "--version"):
@@ -75,8 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_command(name, rest)
     except CALLERS as error:
-        if os.environ.get("HYDRA_FULL_ERROR"):
-            raise
         stopped = isinstance(error, KeyboardInterrupt)
         if PRINTED not in getattr(error, "__notes__", ()):
             print(("" if stopped else "error: ") + one_line(error), file=sys.stderr)
@@ -174,14 +171,11 @@ def run_hydra(name: str, words: Sequence[str], argv: Sequence[str], *, as_json: 
             sys.exit(code)
         ended.add(code)
 
-    full = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
     try:
         hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=name)(job)()
     except SystemExit as end:
         return int(end.code or 0)
-    finally:
-        os.environ["HYDRA_FULL_ERROR"] = full
     if failure:
         raise failure[0]
     return max(ended)

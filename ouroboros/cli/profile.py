@@ -10,7 +10,6 @@ import sys
 from ouroboros.bench.report.profile import ProfileOptions
 from ouroboros.bench.report.profile import profile as measured
 from ouroboros.bench.report.tables import as_text
-from ouroboros.bench.run.run import short_path
 from ouroboros.cli import options as cli
 from ouroboros.cli.bench import run_config
 
@@ -26,7 +25,7 @@ def profile(options: cli.ProfileOptions) -> tuple[int, dict]:
     print(found.facts.title, found.facts.footnote, *texts, sep="\n\n")
     for line in found.failures:
         print(line, file=sys.stderr)
-    document = {"results": short_path(found.folder.path), **found.to_dict()}
+    document = {"results": str(found.folder.path), **found.to_dict()}
     if found.facts.status != "finished":
         return 130, document
     return (0 if found.facts.prompts else 1), document

@@ -38,14 +38,10 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
     run = folder.load_run() if folder else {"model": {}}
 
     draft: Any = None
-    other = None  # the recorded draft, if the replay has another one
     if any(map(needs_draft, options.decoder.values())):
-        draft, made = runs_of(recording).load_draft(spec, tokenizer), run["model"].get("draft")
-        other = made if made and Path(str(spec.draft)).name != Path(made).name else None
-    if other:
-        remedy = "whose cost is unknown: give model.draft=<folder or id> for the recorded one"
-        mine = f"the recorded run drafted with {other}, this replay with {spec.draft}"
-        print(f"warning: {mine}, {remedy}", file=sys.stderr)
+        draft = runs_of(recording).load_draft(spec, tokenizer)
+    same = draft is None or Path(str(spec.draft)).name == Path(str(run["model"].get("draft"))).name
+    ratio = run["model"].get("draft_cost") if same else None  # another draft's cost is unknown
     plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     drafters, samples, failures = {}, {}, list[ValueError]()
     for name, config in with_pools(options.decoder, draft, tokenizer).items():
@@ -63,11 +59,6 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
         raise failures[0]
 
     texts = {name: runs_of(recording, name) for name in samples}
-    prompts = {frozenset((r.example, r.repeat) for r in own.runs) for own in texts.values()}
-    if len(prompts) > 1:
-        uneven = "not every decoder has all recorded prompts: rows are for different prompts"
-        print(f"warning: {uneven}", file=sys.stderr)
-    ratio = run["model"].get("draft_cost") if folder and not other else None
     table = replaying.replay_table(
         samples, texts, costs=costs, draft_ratio=ratio, max_new=options.max_new
     )

@@ -14,7 +14,6 @@ from ouroboros.bench.report.report import make_report, write_report
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
 from ouroboros.bench.run.folder import RUN, ResultsFolder, load_costs
-from ouroboros.bench.run.run import short_path
 from ouroboros.cli.common import terminal
 from ouroboros.cli.options import ReportOptions
 from ouroboros.costs import CostModel
@@ -48,7 +47,7 @@ def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | No
         for line in summary.notes:
             print(f"{label and f'{label}: '}{line}".replace("**", ""), file=sys.stderr)
     for name in ("report.html", "summary.json"):
-        print(f"{Path(name).stem}: {short_path(out / name)}", file=sys.stderr)
+        print(f"{Path(name).stem}: {out / name}", file=sys.stderr)
     return 2 if failures else 0, {run.label: run.headline() for run in runs}
 
 

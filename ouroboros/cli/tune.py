@@ -14,7 +14,6 @@ from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import load_pair
-from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.options import TuneOptions
 from ouroboros.conf import FOLDER
@@ -80,6 +79,6 @@ def tune(options: TuneOptions) -> tuple[int, dict]:
     table, folder = report.fillna("-").to_markdown(index=False), ResultsFolder(results)
     folder.write_json("tuning.json", facts)
     folder.write_text("tuning.md", f"{TITLE.format(**facts)}\n\n{table}\n")
-    print(f"results: {short_path(results)}", file=sys.stderr)
+    print(f"results: {results}", file=sys.stderr)
     print(table)
     return 0, best

@@ -81,11 +81,10 @@ class Costs:
         milliseconds by nodes; `draft_ms` may be such a mapping too. Raises `ValueError` otherwise.
         """
         values: Any = source
-        if not isinstance(source, Mapping):
-            shipped = Path(__file__).parent / f"{source}.yaml"
-            path = shipped if source in NAMES else Path(str(source))
-            if not path.is_file():
-                raise ValueError(f"costs={source} is neither a file nor one of {', '.join(NAMES)}")
+        named = not isinstance(source, Mapping) and source in NAMES
+        path = Path(__file__).parent / f"{source}.yaml" if named else Path(str(source))
+        if not isinstance(source, Mapping) and not path.is_file():
+            raise ValueError(f"costs={source} is neither a file nor one of {', '.join(NAMES)}")
         try:
             if not isinstance(source, Mapping):
                 text = path.read_text(encoding="utf-8")
@@ -95,7 +94,7 @@ class Costs:
                 return cls._of_table(**values)
             if "bandwidth_gb_s" in values:
                 pair = {role: Footprint(**values[role]) for role in ("target", "draft")}
-                return cls.roofline(**{**values, **pair})
+                return cls._of_roofline(**{**values, **pair})
             footprints = {role: Footprint(**sizes) for role, sizes in values["footprints"].items()}
             draft = values["draft"] and Surface(**values["draft"])
             models = {"target": Surface(**values["target"]), "draft": draft}
@@ -114,6 +113,31 @@ class Costs:
             draft_ms = Surface.flat(draft_ms) if by_nodes else Surface.constant(float(draft_ms))
         host = {"": float(host_ms)} if host_ms else {}
         return cls(Surface.flat(verify_ms), draft_ms, host, float(prefill_ms), about=about or {})
+
+    @classmethod
+    def _of_roofline(cls, target, draft, bandwidth_gb_s, tflops, host_ms, about) -> Costs:
+        """Return lower bounds of a pair's costs on a machine, by the roofline model.
+
+        A call takes the longer of two times: reading weights, keys and values once at
+        `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
+        operations per node and two-byte weight). Real calls take longer.
+        """
+        surfaces, footprints = list[Surface](), {"target": target, "draft": draft}
+        for model in footprints.values():
+            flops_ms, table = model.read_bytes / tflops / 1e9, dict[float, dict]()
+            for context in ROOFLINE_CONTEXTS:
+                read_ms = model.call_bytes(context) / bandwidth_gb_s / 1e6
+                sizes = (1.0, min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES), ROOFLINE_NODES)
+                table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in sizes}
+            surfaces.append(Surface(table))
+        return cls(
+            surfaces[0],
+            surfaces[1],
+            host_ms=host_ms,
+            footprints=footprints,
+            copy_bytes_per_s=1e9 * bandwidth_gb_s,
+            about={"computed": "bytes / bandwidth", **about},
+        )
 
     def save(self, path: Path) -> None:
         """Write the costs as JSON."""
@@ -156,16 +180,14 @@ class Costs:
             best = min(best or surfaces, surfaces, key=_spread)
             if _spread(best) <= NOISY:
                 break
-        far = {longest: max(longest, min(context, reach))}
-        surfaces = [surface.extended_to(far) for surface in best]
         if draft is not None:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
             reading = timing.time_reading(draft, prompts)
         about = {"measured": "at load", "spread": round(_spread(best), 3)}
         floors: dict[str, Any] = timing.floors(models) if target.device.type == "cuda" else {}
-        draft_calls = surfaces[1] if draft else None
-        return cls(surfaces[0], draft_calls, reading_ms=reading, about=about, **floors)
+        draft_calls = best[1] if draft else None
+        return cls(best[0], draft_calls, reading_ms=reading, about=about, **floors)
 
     @classmethod
     def measure_grid(
@@ -177,8 +199,8 @@ class Costs:
         from ouroboros.costs import timing
 
         floors: dict[str, Any] = timing.floors(models)
-        surfaces = timing.time_calls(models, on_visit=on_visit, **grid)
-        return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None, **floors)
+        surfaces: list[Any] = timing.time_calls(models, on_visit=on_visit, **grid)
+        return cls(*surfaces, **floors)
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
@@ -206,42 +228,6 @@ class Costs:
         prefill = max(0.0, median(first) - verify[min(verify)])
         tokens = median(s.prompt_tokens for s in samples if s.steps and s.steps[0].scored)
         return cls(Surface({context: verify}), draft, host, prefill, prefill_tokens=tokens)
-
-    @classmethod
-    def roofline(
-        cls,
-        target: Footprint,
-        draft: Footprint,
-        *,
-        bandwidth_gb_s: float,
-        tflops: float,
-        host_ms: Mapping[str, float],
-        about: Mapping[str, object],
-    ) -> Costs:
-        """Return lower bounds of a pair's costs on a machine, by the roofline model.
-
-        A call takes the longer of two times: reading weights, keys and values once at
-        `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s; two
-        operations per node and two-byte weight). Real calls take longer.
-        """
-
-        def surface(model: Footprint) -> Surface:
-            flops_ms = model.read_bytes / tflops / 1e9
-            table: dict[float, dict] = {}
-            for context in ROOFLINE_CONTEXTS:
-                read_ms = model.call_bytes(context) / bandwidth_gb_s / 1e6
-                sizes = (1.0, min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES), ROOFLINE_NODES)
-                table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in sizes}
-            return Surface(table)
-
-        return cls(
-            surface(target),
-            surface(draft),
-            host_ms=host_ms,
-            footprints={"target": target, "draft": draft},
-            copy_bytes_per_s=1e9 * bandwidth_gb_s,
-            about={"computed": "bytes / bandwidth", **about},
-        )
 
     def draft_ratio(self, context: int | None = None) -> float | None:
         """Return the cost of a one-node draft call / the cost of a one-node target call; None

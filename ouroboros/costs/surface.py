@@ -39,8 +39,6 @@ class Surface:
             object.__setattr__(self, name, _numbers(getattr(self, name)))
         if not self.ms or not all(self.ms.values()):
             raise ValueError("no milliseconds are given: give those of one node at least")
-        if len(self.ms) > 1 and math.inf in self.ms:
-            raise ValueError("a surface for every context (inf) can have no other context")
 
     @classmethod
     def flat(cls, ms: Mapping[float, float]) -> Surface:
@@ -100,15 +98,6 @@ class Surface:
         half = largest // 2
         each = (ms[-1] - np.interp(half, sizes, ms)) / (largest - half)
         return found + np.maximum(0.0, wanted - largest) * each
-
-    def extended_to(self, contexts: Mapping[int, int]) -> Surface:
-        """Return a copy in which `contexts[c]`, a longer context, replaces each context c: calls up
-        to that length are assumed to cost as much as at c."""
-        ms, spread = (
-            {contexts.get(int(context), context): row for context, row in table.items()}
-            for table in (self.ms, self.spread_ms)
-        )
-        return Surface(ms, self.padded, spread)
 
 
 @dataclass(frozen=True)

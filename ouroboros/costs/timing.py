@@ -58,8 +58,6 @@ def time_calls(
     draw, started = random.Random(seed), time.perf_counter()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
     contexts = sorted(set(contexts))
-    if not trees or not contexts or min(trees) < 1 or contexts[0] < 1:
-        raise ValueError("give nodes and contexts to measure at, each 1 or more")
     deepest = max(int(tree.depths().max()) for tree in trees.values())
     positions = min(model.max_len for model in models)
     if contexts[-1] + deepest > positions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -30,7 +31,7 @@ def short_probes(monkeypatch):
 @pytest.fixture
 def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Call a command on the pair, in its folder (or on none, here); return exit code, stdout and
-    stderr. `bench` draws its plot only with `plot`."""
+    stderr. The prompt of `generate` comes first. `bench` draws its plot only with `plot`."""
     own = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ("target", "draft"))]
 
     def run(name: str, *rest: str, pair: bool = True, plot: bool = False) -> tuple[int, str, str]:
@@ -45,7 +46,8 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
                     import_module("ouroboros.bench.report.plots"), "bars", lambda *_, **__: None
                 )
             try:
-                code = main([name, *(own if pair else ()), *rest]) or 0
+                words = rest[: name == "generate"]
+                code = main([name, *words, *(own if pair else ()), *rest[len(words) :]]) or 0
             except SystemExit as ended:
                 code = ended.code
         return code, *capsys.readouterr()
@@ -56,3 +58,15 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run_bench(call):
     return lambda *overrides, **how: call("bench", *overrides, **how)
+
+
+@pytest.fixture
+def document(call) -> Callable[..., dict]:
+    """Call a command that must succeed; return its JSON document."""
+
+    def run(*arguments: str, **how) -> dict:
+        code, out, err = call(*arguments, **how)
+        assert code == 0, err
+        return json.loads(out.splitlines()[-1])
+
+    return run

@@ -4,10 +4,8 @@ import json
 
 import pytest
 import torch
-from bench_models import byte_tokenizer, tiny_pair
-from tokenizers.processors import TemplateProcessing
+from bench_models import tiny_pair
 
-from ouroboros import CachedModel
 from ouroboros.audit.files import audit_files
 
 
@@ -67,20 +65,6 @@ def test_one_file_is_held_against_the_model_and_any_name_and_lines_without_ids_w
     rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
     found = audited(plain=rows, same=rows)[1]
     assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
-
-
-def test_a_prompt_with_its_special_tokens_is_not_given_them_again(completions, tmp_path):
-    """As a chat template of another engine rendered it."""
-    tokenizer = byte_tokenizer()
-    begin = [(piece, tokenizer.convert_tokens_to_ids(piece)) for piece in ("a", "b")]
-    processor = TemplateProcessing(single="a $A b", special_tokens=begin)
-    tokenizer.backend_tokenizer.post_processor = processor
-    target = CachedModel(tiny_pair()[0].model, tokenizer=tokenizer)
-    path = tmp_path / "x.jsonl"
-    rows = [{"prompt": "a", "token_ids": completions[2]["token_ids"]}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (row,) = audit_files(target, [path])
-    assert row.findings["x"]["verdict"] == "identical"
 
 
 def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):

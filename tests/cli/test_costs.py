@@ -1,6 +1,5 @@
 """Call costs that decoders plan with: measured once, recorded, reused when a run resumes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -79,10 +78,9 @@ def test_the_jobs_of_a_sweep_go_by_one_probe(call, saved_pair, monkeypatch):
     jobs = [ResultsFolder(saved_pair / "swept" / f"00{job}") for job in range(2)]
     assert len(probed) == 1 and len({str(job.load_costs()) for job in jobs}) == 1
     assert call("bench", *swept, "overwrite=true", "max_new=5,6")[0] == 0 and len(probed) == 3
-    assert call("bench", *swept, "overwrite=true", "task.stride=2,3")[0] == 0 and len(probed) == 5
     drafting = [*TINY, PRICED[1], "results_dir=apart", "hydra.mode=MULTIRUN"]
     assert call("bench", *drafting, "decoder=[greedy],[greedy,speculative]")[0] == 0
-    assert [draft is not None for _, draft in probed[5:]] == [False, True]
+    assert [draft is not None for _, draft in probed[3:]] == [False, True]
 
 
 def test_a_noisy_probe_is_told(run_bench, monkeypatch):
@@ -92,14 +90,12 @@ def test_a_noisy_probe_is_told(run_bench, monkeypatch):
     assert "the measured call costs, which decoders plan with, vary by 45%" in err
 
 
-def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_priced, call):
+def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_priced, document):
     folder, _ = run_priced("recorded", "timing=false", "costs=flat")
     for options, wanted in (([], "flat"), (["costs=epyc"], "epyc")):
         given = [*PRICED, f"recording={folder.path}", "limit=1", "model.dtype=float32", *options]
-        code, out, err = call("replay", *given)
-        assert code == 0, err
+        row = document("replay", *given)["decoders"]["priced"]
         assert CostAware.told == Costs.load(wanted)
-        row = json.loads(out.splitlines()[-1])["decoders"]["priced"]
         assert ("predicted_speedup" in row) == bool(options)
 
 
@@ -107,7 +103,3 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     monkeypatch.setattr(Costs, "measure", None)
     assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
     assert not (saved_pair / "unasked" / "costs.json").exists()
-    assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
-    assert ResultsFolder(saved_pair / "counted").load_costs() == Costs.load("flat"), (
-        "for its report"
-    )

@@ -31,15 +31,15 @@ def layers(saved_pair):
     byte_tokenizer().save_pretrained(saved_pair / "layers")
 
 
-def test_a_draft_in_one_command(run_distill, run_bench, tmp_path):
+def test_a_draft_in_one_command(run_distill, document, tmp_path):
     prompts = tmp_path / "mine.txt"
     prompts.write_text("\n---\n".join(f"def f{n}(x):" for n in range(12)))
     out = tmp_path / "draft"
     code, text, _ = run_distill(f"prompts={prompts}", f"out={out}")
-    document = json.loads(text.splitlines()[-1])
-    assert not code and document["out"] == str(out) and document["layers"] == [2]
-    assert set(document["trained"]) == {"0.0", "0.8"} and document["draft_cost"] > 0
-    assert set(document["measured_speedup"]) == {"speculative", "ouroboros"}
+    found = json.loads(text.splitlines()[-1])
+    assert not code and found["out"] == str(out) and found["layers"] == [2]
+    assert set(found["trained"]) == {"0.0", "0.8"} and found["draft_cost"] > 0
+    assert set(found["measured_speedup"]) == {"speculative", "ouroboros"}
     assert "agreement before training" in text and "a draft call takes" in text
     names = {path.name for path in out.iterdir()}
     assert {"README.md", "head_ids.json", "tokenizer.json"} <= names and "work" not in names
@@ -49,8 +49,8 @@ def test_a_draft_in_one_command(run_distill, run_bench, tmp_path):
     code, _, told = run_distill(f"out={out}")
     assert code == 2 and f"out={out} has a finished draft: give another folder" in told
     run = ("decoder=[greedy,speculative]", "task=prompts", f"task.path={prompts}", "max_new=8")
-    code, text, _ = run_bench(*run, f"model.draft={out}", "task.limit=2", "timing=false")
-    assert not code and json.loads(text.splitlines()[-1])["finished"]
+    run += (f"model.draft={out}", "task.limit=2", "timing=false")
+    assert document("bench", *run)["finished"]
 
 
 BAD = {

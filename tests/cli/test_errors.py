@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -41,17 +40,15 @@ MISTAKES = {
 }
 OTHERS = {
     "generate": [
-        (["abc", "--nosuch"], "error: --nosuch: write options as NAME=VALUE; 'ouroboros gener"),
         (["abc", "upon"], "error: upon: write options as NAME=VALUE"),
         (["abc" * 9000], "the model's context 8192: shorten the prompt"),
         (["abc", "decoder=hf_greedy"], "hf_greedy runs on another engine"),
+        (["abc", "+task.template_args.a=1"], "needs a chat template, but task.template=plain"),
     ],
     "profile": [
-        (["profile.nodes=[]"], "profile.nodes=[]: give a list"),
         (["profile.nodes=[4,8]"], "profile.nodes=[4, 8]: add 1"),
         (["profile.contexts=[0]"], "profile.contexts=[0]: give a list of whole"),
         ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
-        (["profile.calls=few"], "profile.calls=few: give a whole number"),
         (["timing=false"], "a profile measures times"),
         (["costs=epyc"], "leave costs out"),
         (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
@@ -62,32 +59,24 @@ OTHERS = {
         ([*SHORT, "costs=damaged.jsonl"], "damaged.jsonl holds no costs: give verify_ms"),
         ([*SHORT, "results_dir=one.jsonl"], "one.jsonl: File exists; give another path"),
         ([*SHORT, "costs=nope"], "costs=nope is neither a file nor one of epyc, flat"),
-        ([*SHORT, "costs=3"], "costs=3 is neither a file nor one of epyc, flat"),
-        (["task=nope"], "there is no task 'nope'; choose from cnndm, gsm8k, "),
         (["task=prompts"], "task.path"),
         (["task.stop=[<|end|>]"], "texts in quotes, as NAME=\"['a','b']\""),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limt=3"], "task has no option 'limt' (did you mean limit?); choose from exec"),
         ([*SHORT, "decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
-        ([*SHORT, "decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
         ([*SHORT, "decoder=greedy", "decoder.racer.ngram=3"], "this run has no decoder racer: add"),
         ([*SHORT, "decoder=[]"], "decoder=[] leaves nothing to run"),
         ([*SHORT, DRAFTING, "decoder.speculative.draft=other"], "all decoders draft with model.d"),
     ],
     "replay": [
-        (["recording=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
         ([], "error: give recording=<results folder"),
-        (["recording=one.jsonl", "max_new=long"], "max_new: Value 'long' of type 'str' could"),
         (["recording=none.jsonl"], "cannot read none.jsonl"),
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),
     ],
     "report": [
         (["nosuch"], "nosuch is not a results folder: no run.json"),
         ([], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
-        (["out=x"], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
-        (["target", "--nosuch"], "error: --nosuch: write options as NAME=VALUE; 'ouroboros re"),
         (["damaged"], "damaged/run.json"),
         (["target", "out=damaged"], "out=damaged is a results folder: give another"),
     ],
@@ -98,7 +87,6 @@ OTHERS = {
     "tune": [
         (["decoder=greedy"], "nothing to tune of greedy: conf/tune has"),
         (["trials=0"], "trials=0: give a whole number, 1 or more"),
-        (["costs=[damaged.jsonl]"], "damaged.jsonl holds no costs"),
     ],
 }
 
@@ -158,9 +146,8 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
     assert says in fails(name, *argv, *own)
 
 
-def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch):
+def test_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch):
     for error, code, says in (
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
         (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
         (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
     ):

@@ -2,23 +2,15 @@
 
 import io
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
-from bench_models import byte_tokenizer, save_pair, tiny_pair
+from bench_models import save_pair, tiny_pair
 from rich.console import Console
 
 from ouroboros import CachedModel, argmax
 from ouroboros.cli import generate
 from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, write
 from ouroboros.decode import RootOnly
-
-
-@pytest.fixture
-def told(call, saved_pair):
-    """Call the command on a tiny pair; return exit code, stdout and stderr."""
-    pair = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ("target", "draft"))]
-    return lambda text, *argv: call("generate", text, *pair, *argv, pair=False)
 
 
 @cache
@@ -31,19 +23,7 @@ def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
     return Runner(name, target(), RootOnly(), target().tokenizer("def f").input_ids, **rule)
 
 
-def test_a_character_is_shown_when_it_is_whole(monkeypatch):
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("ü🎉a🎉", add_special_tokens=False).input_ids[:-1]
-    steps = [SimpleNamespace(sources=["draft"] * len(ids))]
-    trace = SimpleNamespace(new_tokens=ids, steps=steps)
-    monkeypatch.setattr(generate, "stream", lambda *args, **options: iter([trace]))
-    model = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32", exact=False)
-    pieces = [text for text, _ in Runner("x", model, RootOnly(), []).step()]
-    assert "".join(pieces) == "ü🎉a", "no garbage where it ends inside a character"
-    assert pieces.count("") == len(ids) - 3
-
-
-def test_a_race_is_on_one_engine(monkeypatch, told):
+def test_a_race_is_on_one_engine_and_of_the_same_text(monkeypatch, call):
     engines = []
 
     class Noted(Runner):
@@ -53,7 +33,10 @@ def test_a_race_is_on_one_engine(monkeypatch, told):
 
     monkeypatch.setattr(generate, "Runner", Noted)
     for engine in ("fused", "eager"):
-        assert told("def f", "race=true", "max_new=4", f"model.engine={engine}")[0] == 0
+        options = "race=true", "max_new=8", "temperature=0.8", "seed=3", f"model.engine={engine}"
+        code, out, _ = call("generate", "def f", *options)
+        assert code == 0 and "== greedy" in out and "== ouroboros" in out
+        assert "the same text, token for token" in out
     assert engines == ["fused", "fused", "eager", "eager"]
 
 
@@ -95,23 +78,20 @@ def test_columns_fit_and_show_the_end():
     lines = shown.get().splitlines()
     assert len(lines) <= 12 and max(map(len, lines)) <= 60
     assert "line 99" in shown.get() and "line 0" not in shown.get()
-    with console.capture() as shown:
-        console.print(columns([one, two], console, whole=True))
-    assert "line 0" in shown.get() and "line 99" in shown.get()
 
 
-def test_the_command_writes_text_figures_and_the_dtype(told):
-    code, out, _ = told("def f", "max_new=8")
+def test_the_command_writes_text_figures_and_the_dtype(call):
+    code, out, _ = call("generate", "def f", "max_new=8")
     assert code == 0 and out.startswith("def f") and "\x1b" not in out
     assert "ouroboros: 8 tokens in " in out and "tokens per target call, " in out
-    code, out, _ = told("def f", "model.dtype=bfloat16", "model.engine=eager", "max_new=8")
-    assert code == 0 and "per target call, bfloat16" in out
-    assert "warning: in bfloat16, rounding may resolve a near tie" in out
-    code, out, _ = told("def f", "model.dtype=bfloat16", "model.engine=fused", "max_new=8")
-    assert code == 0 and "warning" not in out, "calls are exact"
+    for engine, warns in (("eager", True), ("fused", False)):  # fused calls are exact
+        options = "model.dtype=bfloat16", f"model.engine={engine}", "max_new=8"
+        code, out, _ = call("generate", "def f", *options)
+        assert code == 0 and "per target call, bfloat16" in out
+        assert ("warning: in bfloat16, rounding may resolve a near tie" in out) == warns
 
 
-def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_pair, tmp_path):
+def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, tmp_path):
     pair = tiny_pair()
     pair[0].tokenizer.chat_template = "{{ thinking }}<user>{{ messages[0].content }}<bot>"
     save_pair(pair, tmp_path)
@@ -125,32 +105,13 @@ def test_a_prompt_is_a_users_turn_if_the_model_has_a_chat_template(call, saved_p
         assert ("float32, chat template\n" in out) == chat
         texts[out.split("\n\ngreedy: ")[0]] = out.startswith("def f\n\n")
     assert list(texts.values()) == [True, True, False], "three different prompts"
-    base = [
-        "model=hf",
-        f"model.target={saved_pair / 'target'}",
-        "task.template_args.enable_thinking=false",
-    ]
-    code, _, err = call("generate", "a", "decoder=greedy", *base, pair=False)
-    assert code == 2 and "needs a chat template, but task.template=plain" in err
 
 
-@pytest.mark.parametrize(
-    ("other", "done", "said"),
-    [
-        ([1, 3, 3], True, "warning: the texts differ from token 2 on: a numeric tie, or a bug;"),
-        ([1, 2], True, "warning: the texts differ from token 3 on: a numeric tie, or a bug;"),
-        ([1, 2], False, "the same text, token for token, up to token 2"),
-    ],
-)
-def test_a_race_compares_the_texts_and_an_interrupted_one_what_both_have(other, done, said):
+@pytest.mark.parametrize("done", [True, False])
+def test_a_race_compares_the_texts_but_an_interrupted_one_does_not(done):
     runners = runner_of("greedy"), runner_of("ouroboros")
-    runners[0].tokens, runners[1].tokens = other, [1, 2, 3]
+    runners[0].tokens, runners[1].tokens = [1, 2], [1, 2, 3]
     for one in runners:
         one.done = done
-    assert said in map(str, closing_lines(runners, Console(file=io.StringIO())))
-
-
-def test_a_race_is_of_the_same_text(told):
-    code, out, _ = told("def f", "max_new=8", "race=true", "temperature=0.8", "seed=3")
-    assert code == 0 and "== greedy" in out and "== ouroboros" in out
-    assert "the same text, token for token" in out
+    warning = "warning: the texts differ from token 3 on: a numeric tie, or a bug;"
+    assert (warning in closing_lines(runners, Console(file=io.StringIO()))) == done

@@ -38,7 +38,6 @@ def test_a_run_on_folders_asks_for_their_place(tmp_path, saved_pair, call, run_b
     monkeypatch.chdir(tmp_path / "out")
     lost = "model.draft=<path> model.target=<path>"
     assert f"give the paths, as {lost} task.path=<path>" in told()
-    assert told(rows).endswith(f"keeps names only: give the paths, as {lost}")
     assert "give the paths, as task.path=" in told(*places)
     assert "error" not in told(rows, *places)
     recording = [f"recording={folder}", "decoder=[greedy]"]

@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 
-from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs, timing
 
 TINY = ["task.limit=2", "max_new=6", "threads=1", "model.dtype=float32"]
@@ -14,16 +14,10 @@ TINY += ["profile.nodes=[1,4,64]", "profile.contexts=[8,24]", "profile.visits=1"
 
 
 @pytest.fixture
-def run_profiling(call, monkeypatch):
-    """Profile, and return the last line of stdout as JSON."""
+def run_profiling(document, monkeypatch):
+    """Profile, and return the document."""
     monkeypatch.setattr(timing, "copy_bandwidth", lambda device: 1e10)
-
-    def run(*overrides: str) -> dict:
-        code, out, err = call("profile", *TINY, *overrides)
-        assert code == 0, err
-        return json.loads(out.splitlines()[-1])
-
-    return run
+    return partial(document, "profile", *TINY)
 
 
 def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
@@ -64,18 +58,6 @@ def test_a_resumed_profile_keeps_its_costs(run_profiling, saved_pair, call, monk
     replace(before, about={"measured": "at load"}).save(folder / "costs.json")  # by `bench`
     code, _, err = call("profile", *TINY, *options[:2])
     assert code == 2 and "halved has costs measured with another command: resume it" in err
-
-
-def test_an_interrupted_profile_resumes_with_the_costs_it_planned_with(
-    call, saved_pair, monkeypatch
-):
-    saved = ResultsFolder.save_run
-    monkeypatch.setattr(
-        ResultsFolder, "save_run", lambda self, facts, status: saved(self, facts, status="stopped")
-    )
-    monkeypatch.setattr(timing, "copy_bandwidth", lambda device: 1e10)
-    assert call("profile", *TINY, "decoder=[greedy]", "results_dir=stopped")[0] == 130
-    assert Costs.load(saved_pair / "stopped" / "costs.json").host_ms == {}
 
 
 def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):

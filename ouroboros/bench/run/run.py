@@ -9,7 +9,6 @@ A run that was interrupted resumes when it is called again with the same `result
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +19,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import check_found, describe, other_load, without_paths
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.loop import Bench, in_one_line
 from ouroboros.bench.run.pair import Pair, load_pair, load_tokenizer, model_names
 from ouroboros.bench.run.parallel import claimed, draft_on_first, join_ranks, on_own_device
 from ouroboros.bench.run.prompts import PromptBuilder
@@ -40,19 +39,13 @@ from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import bytes_of, quantised_by
 from ouroboros.models import vocab
 
-INTERRUPTED = "interrupted: finished samples are kept; rerun with results_dir={} to resume"
-OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
-"""Options that are passed to the loop unchanged."""
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, and `bench`, its loaded models and decoders.
-
-    `finished` is False if the run or its audit was interrupted. In a parallel run, `first` is True
-    only in the process that scores samples and owns the folder, rank 0.
-    """
+    """A run's folder, and `bench`, its loaded models and decoders. `finished` is False if the run
+    or its audit was interrupted, `first` in all processes of a parallel run but rank 0."""
 
     folder: ResultsFolder
     bench: Bench
@@ -75,8 +68,6 @@ def run(
     decoder needs them. Raises `ValueError` if the run cannot start or resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
-        if ranks.rank:  # rank 0 reports
-            say, progress = lambda line: None, False
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads or torch.get_num_threads())
         if config.task.options.get("template") == AUTO:
@@ -86,21 +77,20 @@ def run(
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
         check_decoders(config.decoder)
-        costs, facts = load_costs(config.costs), describe(config, examples)
+        costs, facts = load_costs(config.costs), describe(config)
         if config.parallel and config.timing:
             facts["provenance"]["machine"]["processes"] = ranks.size
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = Path(config.results_dir or Path("results", "local", name))
-        store = ResultsFolder(place, overwrite=config.overwrite, retry_failed=config.retry_failed)
+        store = ResultsFolder(place, overwrite=config.overwrite)
         folder = stack.enter_context(claimed(store, facts, ranks))
 
         recorded = None if config.overwrite else folder.load_costs()
-        spec, engines = on_own_device(config.model, ranks), folder.engines()
-        load = partial(load_pair, spec, with_draft=config.needs_draft, engines=engines)
+        how: dict = {"with_draft": config.needs_draft, "engines": folder.engines()}
+        load = partial(load_pair, on_own_device(config.model, ranks), **how)
         pair = all_succeed(ranks, load)
         costs = recorded or measure_costs(pair) or costs
-        shared = ranks if config.parallel else None
-        bench = build(config, task, examples, pair, costs=costs, ranks=shared)
+        bench = build(config, task, examples, pair, costs=costs, ranks=ranks)
         facts |= run_facts(config, bench)
         # Only rank 0's folder has the run.json of a run to resume.
         record = all_succeed(ranks, lambda: facts if ranks.rank else folder.open_run(facts))
@@ -116,19 +106,23 @@ def run(
             say(f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict")
         names = model_names(facts["model"])
         say(f"models: {names}, {facts['model']['dtype']} on {facts['model']['device']}")
-        say(f"results: {short_path(place)}")
+        say(f"results: {place}")
 
         finished = False
         try:
             # The other processes of a parallel run would count as other programs.
             with nullcontext() if config.parallel else other_load(record):
-                measure(bench, folder, progress=progress)
+                bar: dict = {"total": bench.total, "dynamic_ncols": True, "disable": not progress}
+                for _ in tqdm(bench.run(folder), **bar):
+                    pass
             if not ranks.rank and (failure := bench.score(folder, record, progress=progress)):
-                later = f"'ouroboros audit {short_path(place)}' scores them"
+                later = f"'ouroboros audit {place}' scores them"
                 say(f"some completions have no score: {failure}; {later}")
             finished = True
         except KeyboardInterrupt:
-            say(INTERRUPTED.format(short_path(place)) + ", without overwrite" * config.overwrite)
+            resume = f"rerun with results_dir={place} to resume"
+            resume += ", without overwrite" * config.overwrite
+            say(f"interrupted: finished samples are kept; {resume}")
         except RankLost:
             folder.save_run(record, status="interrupted")
             raise
@@ -145,25 +139,9 @@ def run(
             try:
                 audit_run(bench, folder, controls=config.audit == "all", progress=progress)
             except (KeyboardInterrupt, Exception) as error:
-                reason = str(error).strip() or type(error).__name__
-                say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
+                say(f"no audit: {in_one_line(error)}; 'ouroboros audit' repeats it")
                 finished = isinstance(error, Exception)  # Ctrl-C also ends a sweep
         return RunResult(folder, bench, finished)
-
-
-def measure(bench: Bench, folder: ResultsFolder, *, progress: bool) -> None:
-    """Measure the samples that the folder lacks; show a bar with `progress`."""
-    failed = 0
-    with tqdm(total=bench.total, dynamic_ncols=True, disable=not progress) as bar:
-
-        def tick(sample: Sample) -> None:
-            nonlocal failed
-            failed += sample.error is not None
-            named = sample.decoder + (f", {failed} failed" if failed else "")
-            bar.set_postfix_str(named, refresh=False)
-            bar.update()
-
-        bench.run(folder, tick)
 
 
 def build(
@@ -177,31 +155,34 @@ def build(
 ) -> Bench:
     """Return the run's loop over the examples.
 
-    If `costs` is None, they are measured if a decoder or a parallel run needs them; an untimed run
-    uses the costs `UNTIMED` instead. In a parallel run, its `ranks` share the target, and rank 0
-    drafts.
+    If `costs` is None, they are measured if a decoder or several ranks need them; an untimed run
+    uses the costs `UNTIMED` instead. Several `ranks` share the target, and rank 0 drafts.
     """
-    tokenizer = pair.target.tokenizer
+    ranks, tokenizer = ranks or Ranks(), pair.target.tokenizer
+    several = ranks.size > 1
     max_new = task.max_new if config.max_new is None else config.max_new
-    prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}))
-    if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
-        reach = prompts.longest(examples) + max_new
+    prompts = PromptBuilder(tokenizer, getattr(task, "template_args", {}), share=ranks.broadcast)
+    if costs is None and (several or any(map(wants_costs, config.decoder.values()))):
         costs = Costs.load(UNTIMED)
         if config.timing:
+            reach = prompts.longest(examples) + max_new
             costs = Costs.measure(pair.target, pair.draft, context=reach)
-    if ranks is not None:
-        costs = ranks.broadcast(costs)
-        assert costs is not None
-        prompts.share = ranks.broadcast
+    costs, how = ranks.broadcast(costs), {"adapt": config.timing and not several}
+    if several and costs:
         pair = Pair(ShardedModel(pair.target, ranks, call_ms=costs.target.call_ms), pair.draft)
-    adapt = config.timing and ranks is None
-    how: dict = {"tokenizer": tokenizer, "adapt": adapt}
-    decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
-    if ranks is not None:
+    decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer, **how)
+    if several:
         decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
-    loaded = (pair.target, pair.models, task, examples, decoders, max_new)
-    options = {name: getattr(config, name) for name in OF_BENCH}
-    return Bench(*loaded, costs=costs, prompts=prompts, **options)
+    return Bench(
+        *(pair.target, pair.models, task, examples, decoders, max_new),
+        repeats=config.repeats,
+        sampling=config.sampling,
+        record_predictions=config.record_predictions,
+        costs=costs,
+        batch_size=config.batch_size,
+        refill=config.refill,
+        prompts=prompts,
+    )
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
@@ -231,21 +212,8 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     return bench
 
 
-def short_path(path: Path) -> str:
-    """Return a path relative to the current folder, or absolute if it is outside of it.
-
-    >>> short_path(Path("results/main")), short_path(Path("/nowhere/run"))
-    ('results/main', '/nowhere/run')
-    """
-    near = os.path.relpath(path)
-    return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
-
-
 def run_facts(config: RunConfig, bench: Bench) -> dict:
-    """Return what run.json records about the loaded task, models and decoders, by key.
-
-    If "timing" is false, times are meaningless, because other jobs may have shared the device.
-    """
+    """Return what run.json records about the loaded task, models and decoders, by key."""
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
@@ -274,13 +242,12 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "tokenizer": vocab.fingerprint(target.tokenizer),
             "eos": sorted(bench.eos),
         },
-        "packed": {role: model.packed.rows for role, model in roles.items()},
         "decoders": list(bench.decoders),
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         "repeats": config.repeats,
         "timing": config.timing,
-        "published": asdict(config.published) if config.published else None,
+        "published": config.published,
         "samples_wanted": bench.total,
     }
     return without_paths(facts)

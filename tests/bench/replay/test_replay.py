@@ -70,7 +70,7 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     )
     facts = run_facts(config, job)
     folder.open_run(facts)
-    job.run(folder, lambda sample: None)
+    list(job.run(folder))
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
     return folder, lambda example, repeat: prompts[example]
 

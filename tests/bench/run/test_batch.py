@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 import pytest
@@ -22,7 +21,6 @@ from tiny import SIZES, mostly_slow
 
 from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
-from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES
 from ouroboros.calls import alone as alone_
@@ -86,31 +84,6 @@ def test_every_decoder_has_the_texts_and_counts_of_each_prompt_alone(pair, alone
         assert counts(found, name) == counts(expected, name)
 
 
-BOTH = [Sampling(), Sampling(temperature=0.8)]
-
-
-@pytest.mark.parametrize("sampling", mostly_slow(BOTH, quick=BOTH[1:]))
-def test_the_audit_holds_each_row_against_its_prompt_alone(pair, tmp_path, sampling):
-    """Rows against greedy's of the batch, and these against transformers' own calls for the prompt
-    alone: a batch whose rows are all wrong in the same way is a bug too."""
-    made = {name: decoders(pair[1])[name] for name in ("greedy", "speculative", "ouroboros")}
-    job_ = job(pair, made, sampling=sampling, batch_size=3, refill=True)
-    folder = ran(job_, tmp_path, facts={"decoders": list(made)})
-    folder.save_run(folder.load_run(), status="finished")
-    samples = folder.load_samples()
-    for wrong, expected in ((None, "identical"), ("speculative", "BUG"), ("every", "BUG")):
-        rows = [s.to_dict() for s in samples]
-        for row in rows:
-            if row["example"] == "p4" and wrong in (row["decoder"], "every"):
-                new = row["new_tokens"]
-                row["new_tokens"] = [*new[:5], (new[5] + 1) % 256, *new[6:]]
-        folder.write_text(SAMPLES, "".join(json.dumps(row) + "\n" for row in rows))
-        audit_run(job_, folder, controls=True)
-        found = {row.example: row.findings for row in load_audit(folder)}
-        assert found["p4"]["greedy" if wrong == "every" else "speculative"]["verdict"] == expected
-        assert all(one["verdict"] in ("identical", "reference") for one in found["p3"].values())
-
-
 def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
     """Static: three batches of a decoder, each to its last row. Refilled: one stream."""
     made = {name: decoders(pair[1])[name] for name in ("greedy", "hf_greedy", "speculative")}
@@ -130,7 +103,6 @@ def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
                 if s.decoder != "hf_greedy":  # whose end belongs to no step
                     assert latency_s == pytest.approx(s.ended_s - s.began_s)
                     assert sum(map(step_s, s.steps)) == pytest.approx(s.wall_s)
-                assert all(1 <= t.rows <= 3 and t.host_s >= 0 for t in s.steps)
         full = [t.rows for s in found if s.key == ("p0", "greedy", 0) for t in s.steps]
         assert full == [3] * 10
         waited = any(s.began_s for s in found if s.decoder == "greedy")
@@ -153,14 +125,12 @@ def test_the_adaptive_draft_is_as_long_as_pays(pair):
     assert lengths[:2] == [12, 0] and lengths[2] <= 1 and lengths[3] == 12
 
 
-def test_the_adaptive_draft_reads_a_prompt_only_if_that_pays(pair):
+@pytest.mark.parametrize(("read_ms", "drafts"), [(1.0, True), (1000.0, False)])
+def test_the_adaptive_draft_reads_a_prompt_only_if_that_pays(pair, read_ms, drafts):
     flat = Surface.flat({1: 10.0, 16: 10.0}), Surface.constant(1.0)
-    for read_ms, drafts in ((1.0, True), (1000.0, False)):
-        costs = Costs(*flat, reading_ms={64.0: read_ms, 256.0: 4 * read_ms})
-        drafter = AdaptiveSpeculative(pair[1], costs=costs)
-        drafter.reset(argmax)
-        tree = alone_(proposed(drafter, list(range(40)), 30))
-        assert (len(tree) > 1) is drafts
+    drafter = AdaptiveSpeculative(pair[1], costs=Costs(*flat, reading_ms={64.0: read_ms}))
+    drafter.reset(argmax)
+    assert (len(alone_(proposed(drafter, list(range(40)), 30))) > 1) is drafts
 
 
 class Broken(RootOnly):

@@ -22,13 +22,9 @@ def config(path: str = "seed", value: object = 0) -> RunConfig:
     return RunConfig.from_mapping(GOOD).replaced({path: value})
 
 
-def test_a_config_is_the_same_after_run_json():
+def test_a_config_is_the_same_after_run_json_but_for_what_is_overridden():
     whole = config().to_mapping()
     assert RunConfig.from_mapping(json.loads(json.dumps(whole))).to_mapping() == whole
-    assert whole["task"]["limit"] is None and whole["seed"] == 0
-
-
-def test_overrides_name_options_by_their_dotted_names():
     changed = config().replaced({"task.limit": 2, "decoder.ouroboros.pool_state": "task"})
     assert changed.task.limit == 2 and changed.needs_draft
     assert changed.decoder["ouroboros"]["pool_state"] == "task"
@@ -41,26 +37,20 @@ INTEGER = "could not be converted to Integer"
     ("path", "value", "says"),
     [
         ("audit", "some", "audit=some: choose one of none, differing, all"),
-        ("parallel", "data", "parallel=data: choose one of tree, null"),
         ("repetition_penalty", "high", "repetition_penalty: Value 'high' of type 'str'"),
-        ("threads", "many", f"threads: Value 'many' of type 'str' {INTEGER}"),
         ("threads", 0, "threads=0: give a whole number, 1 or more, or null"),
         ("repeats", None, "repeats: Incompatible value 'None' for field of type 'int'"),
-        ("max_new", 1.5, f"max_new: Value '1.5' of type 'float' {INTEGER}"),
         ("overwrite", "maybe", "overwrite: Value 'maybe' is not a valid bool"),
         ("thread", 4, "no option 'thread' (did you mean threads?); choose from audit"),
         ("task.limit", "all", "task.limit=all: give"),
         ("task.shuffle", [], "task.shuffle=[]: give a whole number, 0 or more, or null"),
         ("temperature", -1, "temperature=-1.0: give a number of 0 (greedy) or more"),
-        ("top_p", 0, "top_p=0.0: give a number above 0, up to 1"),
         ("model", [], "list is not a subclass of PairSpec"),
         ("model.standin", {"a": "b"}, "give a shape for each role, as {target: yi-34b"),
         ("model.max_len", "long", f"model.max_len: Value 'long' of type 'str' {INTEGER}"),
         ("model.draft_head", "some", "model.draft_head=some: give a whole number"),
         ("decoder.greedy", 3, "decoder.greedy: Value 3 (int) is incompatible"),
         ("record_predictions", True, "give timing=false as well"),
-        ("published", {"tokens_per_sec": {}}, "no option 'tokens_per_sec' (did you mean tokens"),
-        ("published", {"tokens_per_s": {"greedy": "x"}}, "tokens_per_s.greedy: Value 'x' of type"),
     ],
 )
 def test_wrong_values_are_named_in_one_line(path, value, says):
@@ -74,11 +64,9 @@ def test_wrong_values_are_named_in_one_line(path, value, says):
     [
         ({"gama": 3}, r"decoder\.x has no option 'gama'; choose from draft, max_nodes"),
         ({"max_nodes": "x"}, r"decoder\.x\.max_nodes=x: give a whole number"),
-        ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
         ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
         ({"_target_": "no.such.Class"}, "there is no such class"),
         ({"_target_": "ouroboros.baselines.Nope"}, "there is no such class"),
-        ({"_target_": "ouroboros.bench.run.folder.RUN"}, "there is no such class"),
     ],
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):

@@ -94,7 +94,6 @@ def test_selecting_keeps_the_turns_of_a_conversation_together():
     assert chosen == ["0/1", "0/2", "3/1", "3/2"]
     shuffled = [e.id for e in select(examples, limit=None, shuffle=1)]
     assert sorted(shuffled) == [e.id for e in examples] and shuffled != sorted(shuffled)
-    assert shuffled == [e.id for e in select(examples, limit=None, shuffle=1)]
     assert all(b == a[:-1] + "2" for a, b in zip(shuffled[::2], shuffled[1::2], strict=True))
     for wrong, options, says in (
         (examples[-1:], {}, "5/2 follows '5/1', which does not precede it"),
@@ -138,10 +137,6 @@ def test_chat_goes_through_the_tokenizers_template(pair):
     assert tokenizer.decode(later).endswith(f"<assistant>Boats.<user>{second.prompt}<assistant>")
     with pytest.raises(ValueError, match=r"task\.template=chat needs a tokenizer with a chat"):
         bench_of(pair, task, {})
-    with pytest.raises(
-        ValueError, match=r"task\.template=chat needs"
-    ):  # measuring costs asks first
-        PromptBuilder(byte_tokenizer()).longest(task.load())
 
 
 @pytest.fixture
@@ -203,9 +198,7 @@ TURN = "<user>{{ messages[0].content }}{% for m in messages[1:] %}<bot>{{ m.cont
         (None, None, {"<eos>"}),
         (None, "</s>", {"</s>", "<eos>"}),
         (TURN + "<turn>\n{% endfor %}", "</s>", {"</s>", "<eos>", "<turn>"}),
-        (TURN + "\n\n{% endfor %}", None, {"<eos>"}),
         (TURN + "\n<b>{% endfor %}", None, {"<eos>"}),
-        ("{{ messages[0].content }}", None, {"<eos>"}),
         ("{{ raise_exception('no assistant') }}", None, {"<eos>"}),
     ],
 )
@@ -243,6 +236,4 @@ def test_groups_are_kept_and_corpus_scores_are_by_decoder_without_failures(pair,
     assert {s.example: s.group for s in samples} == {"a/1": "", "a/2": "", "c/1": "x"}
     found = corpus_scores(Echo(), TURNS, samples)
     good = [s.decoder for s in samples if not s.error]
-    assert json.loads(json.dumps(found))["greedy"] == {"completions": good.count("greedy")}
-    assert sum(row["completions"] for row in found.values()) == len(good)
-    assert corpus_scores(SpecBench(path="examples"), TURNS, samples) == {}
+    assert json.loads(json.dumps(found)) == {"greedy": {"completions": good.count("greedy")}}

@@ -15,10 +15,8 @@ from ouroboros.bench.run.folder import ResultsFolder
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("task.stop", {"task": {"stop": ["\n"], "version": "1"}}),
         ("task.version", {"task": {"stop": [], "version": "2"}}),
         ("model.commits", {"model": {"commits": ["b"]}}),
-        ("max_new", {"max_new": 9}),
         ("numba", {"provenance": {"versions": {"numba": "2"}}}),
         ("processes", {"provenance": {"machine": {"processes": 1}}}),
         ("order of decoders", {"config": {"decoder": {"b": {}, "a": {}}}}),

@@ -8,7 +8,6 @@ import pytest
 from bench_models import TextTask, bench_of, ran, tiny_pair
 from composing import composed
 from measured import step
-from ouroboros.baselines import PromptLookup, Speculative
 from pretended_cuda import pretend
 
 from ouroboros.bench.metrics.sample import step_s
@@ -122,13 +121,6 @@ def test_a_score_that_fails_costs_only_itself(pair, tmp_path, monkeypatch):
     assert bench.score(folder, {}) == "p1: ValueError: the score f1 is no finite number"
 
 
-def test_a_completion_is_decoded_as_the_continuation_of_its_prompt(pair, tmp_path, monkeypatch):
-    """Llama's tokenizer drops the space at the start of a text, and only there."""
-    monkeypatch.setattr(loop, "text_of", lambda *_, after=(), **__: f"after {len(after)}")
-    samples = ran(job(pair), tmp_path).load_samples()
-    assert all(one.text == f"after {one.prompt_tokens}" for one in samples)
-
-
 def test_samples_start_from_empty_caches_and_decoders_that_saw_no_warm_up(pair, tmp_path):
     made, fed = [], []
 
@@ -163,25 +155,6 @@ def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():
     assert cut(trace, 2).steps == trace.steps[:1]
 
 
-def test_every_decoder_keeps_the_same_tokens(pair):
-    prompts = [f"def f_{i}(a, b):" for i in range(6)]
-    task = TextTask(*prompts, max_new=60, stop=("e", "\n", "ab", "z"))
-    job = bench_of(pair, task, {})
-    makers = [
-        RootOnly,
-        lambda: Speculative(pair[1], gamma=6),
-        lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
-    ]
-    stopped = 0
-    for example in task.load():
-        samples = [row.sample for m in makers for row in job.measured([m()], [(example, 0)])]
-        assert len({(s.error, s.new_tokens, s.finish) for s in samples}) == 1
-        assert all(sum(step.new for step in s.steps) == len(s.new_tokens) for s in samples)
-        assert not samples[0].error
-        stopped += samples[0].finish == "stop"
-    assert stopped, "the test needs a completion that stops"
-
-
 DRAFTERS = {"greedy": RootOnly, "guess": Guess, "sure": Sure}
 
 
@@ -205,15 +178,15 @@ def test_trees_with_probabilities_are_kept_for_the_first_repeat(pair, tmp_path):
     assert ran(bench, tmp_path).load_trees() == trees
 
 
-def test_trees_of_every_drafter_come_with_predictions(pair, tmp_path):
-    folder = ran(job(pair, DRAFTERS, record_predictions=True), tmp_path)
+def test_trees_of_every_drafter_come_with_predictions_until_their_file_is_full(
+    pair, tmp_path, monkeypatch
+):
+    bench = job(pair, DRAFTERS, record_predictions=True)
+    folder = ran(bench, tmp_path)
     assert {name for _, name, _ in folder.load_trees()} == {"guess", "sure"}
     assert {name for _, name, _ in folder.load_predictions()} == {"greedy", "guess", "sure"}
-
-
-def test_a_full_file_takes_no_more_trees(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "MOST_TREE_BYTES", 1)
-    assert len(ran(job(pair, DRAFTERS), tmp_path).load_trees()) == 1
+    assert len(ran(bench, tmp_path / "full").load_trees()) == 1
 
 
 @pytest.mark.slow

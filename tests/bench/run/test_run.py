@@ -15,7 +15,7 @@ from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import SAMPLES
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.run import rebuild, run, short_path
+from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.audit import audit
@@ -81,7 +81,7 @@ def test_a_scorer_that_fails_ends_no_run_and_the_audit_scores_later(config, monk
     result = run(config, say=lines.append)
     assert result.finished and result.folder.load_run()["status"] == "finished"
     (line,) = [line for line in lines if "have no score: ZeroDivisionError" in line]
-    assert f"'ouroboros audit {short_path(result.folder.path)}' scores them" in line
+    assert f"'ouroboros audit {result.folder.path}' scores them" in line
     monkeypatch.setattr(Prompts, "corpus_scores", lambda self, pairs: {"bleu": len(pairs)})
     monkeypatch.setattr(Prompts, "score", lambda *asked: {"exact_match": 1})
     paths = [f"model.{role}={getattr(config.model, role)}" for role in ("target", "draft")]
