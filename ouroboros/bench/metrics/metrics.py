@@ -189,10 +189,10 @@ def per_position(column: str) -> Callable:
         drafted, accepted, values = steps.drafted, np.minimum(steps.accepted, steps.drafted), []
         for k in range(1, max(drafted, default=0) + 1):
             kept, reached = (accepted >= k).sum(), ((drafted >= k) & (accepted >= k - 1)).sum()
-            shares = {"accepted": kept / len(steps), "reached": reached}
-            shares |= {"conditional": kept / reached if reached else None}
-            values.append(shares[column])
-        return [None if value is None else value.item() for value in values]
+            share = float(kept / reached) if reached else None
+            of = {"accepted": float(kept / len(steps)), "reached": int(reached)}
+            values.append({**of, "conditional": share}[column])
+        return values
 
     return formula
 

@@ -101,13 +101,14 @@ def read_recording(
     if path.is_dir():
         folder = ResultsFolder(path)
         prompt_of, order = _prompts_of_run(folder, task, tokenizer)
-        found = of_folder(folder, prompt_of)
-        if folder.load_run()["config"].get("batch_size", 1) > 1:  # samples end in any order
 
-            def place(run: RecordedRun) -> tuple[int, int]:
-                return run.repeat, order.index(run.example)
+        def place(run: RecordedRun) -> tuple[int, int]:
+            return run.repeat, order.index(run.example)
 
-            found = {n: replace(one, runs=sorted(one.runs, key=place)) for n, one in found.items()}
+        found = {  # samples of a batch end in any order
+            name: replace(one, runs=sorted(one.runs, key=place))
+            for name, one in of_folder(folder, prompt_of).items()
+        }
     else:
         found = {PLAIN: _of_file(path, tokenizer)}
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
