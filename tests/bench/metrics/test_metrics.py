@@ -156,25 +156,30 @@ def test_repetition_and_unequal_texts():
     assert METRICS["unequal"](others, greedy=[]) is None
 
 
-def test_scores_have_intervals():
-    samples = [sample(e, "x", []) for e in "abcdefghij"]
-    passed = {s.key: {"passed": float(i < 7)} for i, s in enumerate(samples)}
-    found = score_intervals(samples, passed)["pass@1"]
-    # Wilson's interval of 7 in 10, worked out by its formula with z = 1.96.
-    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.3968, 0.8922), abs=1e-3)
-    graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
-    found = score_intervals(samples, graded)["rouge"]
-    assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
-    assert score_intervals(samples, {}) == {}
-    again = [sample(e, "x", [], repeat=r) for e in "abcdefghij" for r in (0, 1)]
-    passed = {s.key: {"passed": float(s.example < "h")} for s in again}
-    assert score_intervals(again, passed)["pass@1"].low == pytest.approx(0.3968, abs=1e-3)
-    # pass@1 is the mean over problems
-    samples = [sample(e, "x", [], repeat=r) for e in "abc" for r in (0, 1)]
-    passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0, 0.5, 1.0], strict=True)
-    found = score_intervals(samples, {key: {"passed": value} for key, value in passed})
-    assert list(found) == ["pass@1"] and found["pass@1"].value == pytest.approx(0.75)
-    assert found["pass@1"].low < 0.75 < found["pass@1"].high
+PROMPTS = "abcdefghij"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "interval"),
+    [
+        # Wilson's interval of 7 in 10, worked out by its formula with z = 1.96.
+        ("passed", [[1.0]] * 7 + [[0.0]] * 3, (0.7, 0.3968, 0.8922)),
+        ("passed", [[1.0, 1.0]] * 7 + [[0.0, 0.0]] * 3, (0.7, 0.3968, 0.8922)),
+        ("passed", [[1.0, 0.0], [1.0, 1.0], [0.5, 1.0]], (0.75, 0.5, 1.0)),  # a mean over problems
+        ("rouge", [[n / 10] for n in range(10)], (0.45, 0.27, 0.63)),
+    ],
+)
+def test_scores_have_intervals(name, values, interval):
+    scores = {
+        sample(prompt, "x", [], repeat=repeat): {name: value}
+        for prompt, own in zip(PROMPTS, values, strict=False)
+        for repeat, value in enumerate(own)
+    }
+    found = score_intervals(scores, {one.key: value for one, value in scores.items()})
+    assert list(found) == ["pass@1" if name == "passed" else name]
+    (one,) = found.values()
+    assert (one.value, one.low, one.high) == pytest.approx(interval, abs=1e-3)
+    assert score_intervals(scores, {}) == {}
 
 
 def test_a_metric_without_what_it_needs_is_unavailable():
