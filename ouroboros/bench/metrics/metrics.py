@@ -69,13 +69,6 @@ class Metric:
     instead_of: str = ""
 
     @property
-    def columns(self) -> list[str]:
-        """The metric's columns in a table of numbers: <name> and, if it has an interval,
-        <name>.low, <name>.high and <name>.prompts."""
-        ends = ("low", "high", "prompts") if self.interval else ()
-        return [self.name, *(f"{self.name}.{end}" for end in ends)]
-
-    @property
     def needs(self) -> tuple[str, ...]:
         """The names of the formula's parameters."""
         return tuple(inspect.signature(self.formula).parameters)
