@@ -107,29 +107,19 @@ def test_damaged_files_are_refused(tmp_path, name, content, says):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("3 x 6 = 18\n#### 18", "18"),
         ("#### -1,234.50\n\nQ: more? The answer is 4.", "-1234.5"),
         ("#### 1. Cost\n5 x 3 = 15\n#### 12) Sum\n15 + 3 = 18\n#### 18", "18"),
         ("#### 1: Cost\n5 x 3 = 15. The answer is 15.", "15"),
-        ("#### 18.\n\nThen 7", "18"),
-        ("So the answer is $1,200. And 7 more.", "1200"),
         ("The answer is: **18** apples, not 3", "18"),
-        (r"hence \boxed{42}.", "42"),
         (r"so \boxed{1{,}200}.", "1200"),
-        ("first 5, then 7.5.", "7.5"),
-        ("x = $-5", "-5"),
         ("1,2", "2"),
         ("10,0000", "0"),
         ("The answer is 5 * 4 = 20.", "20"),
-        ("The answer is 60 - 20 = 40 dollars.\nBut 7 = 7", "40"),
         ("If the answer is 12 per day, 12 x 7 = 84. The answer is 84.", "84"),
-        ("If the answer is 12 per day, the answer is 84", "84"),
         ("The answer is 84. I hope that this answer is clear.", "84"),
-        ("The answer is 4.5. Not 3.", "4.5"),
         (r"\boxed{5}, no: \boxed{6}", "6"),
-        ("20-15", "15"),
+        ("first 5, then 20-15", "15"),
         ("(20)-15", "15"),
-        ("it is -15", "-15"),
         ("The answer is \N{MINUS SIGN}3.", "-3"),
         ("none", None),
         ("#### **$18.00**\n2 steps", "18"),
@@ -164,7 +154,6 @@ def test_damaged_files_are_refused(tmp_path, name, content, says):
         ("<answer>7</answer> in 2 steps", "7"),
         ("To answer this: 5 each. 3 x 5 = 15", "15"),
         ("a day - 5 hours", "5"),
-        ("5\N{EN DASH}10", "10"),
     ],
 )
 def test_final_numbers(text, number):
@@ -231,27 +220,28 @@ def test_mbpp_splits_and_worked_examples(tmp_path):
     assert len(MBPP(path=few, template="chat").load()) == 1
 
 
-def test_mbpp_runs_setup_and_tests(tmp_path):
-    rows = [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"])]
-    task = MBPP(path=written(tmp_path / "a.jsonl", rows), template="chat", execute_code=True)
+SANITIZED = {
+    "prompt": "Return 511.",
+    "code": "def f():\n    return 511",
+    "task_id": 511,
+    "test_imports": ["import math"],
+    "test_list": ["assert f() == math.floor(511.5)"],
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"]), SANITIZED],
+    ids=["whole", "sanitized"],
+)
+def test_mbpp_runs_setup_and_tests(tmp_path, row):
+    path = written(tmp_path / "a.json", [row])
+    task = MBPP(path=path, template="chat", execute_code=True)
     example = task.load()[0]
+    assert example.prompt.startswith(row.get("prompt") or row["text"])
     for answer, passed in (("Sure:\n```python\ndef f(): return 511\n```", 1), ("def f(): pass", 0)):
         assert task.score(example, answer)["passed"] == passed
     assert MBPP(path="examples").score(example, "") == {}
-
-
-def test_the_rows_of_sanitized_mbpp(tmp_path):
-    old = ("text", "test_setup_code")
-    rows = [
-        {key: value for key, value in problem(n).items() if key not in old}
-        | {"prompt": f"Return {n}.", "test_imports": ["import math"]}
-        | {"test_list": [f"assert f() == math.floor({n}.5)"]}
-        for n in (2, 3, 4, 511)
-    ]
-    task = MBPP(path=written(tmp_path / "a.json", rows), execute_code=True)
-    (example,) = task.load()
-    assert "here is your task: Return 511. Your code" in example.prompt
-    assert task.score(example, str(example.data["code"]))["passed"] == 1.0
 
 
 def test_cnndm_scores_rouge_before_the_stop_string():
