@@ -196,13 +196,13 @@ def unequal(samples: Frame, greedy: Frame) -> int | None:
     return (pairs.new_tokens != pairs.new_tokens_greedy).sum() if len(pairs) else None
 
 
-def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Return the share of a completion's n-grams that repeat an earlier one; None without n-grams.
+def repetition(tokens: Sequence[int]) -> float | None:
+    """Return the share of a completion's 4-grams that repeat an earlier one; None without 4-grams.
 
     >>> repetition([1, 2, 3, 4, 1, 2, 3, 4])
     0.2
     """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 

@@ -32,8 +32,8 @@ PromptOf = Callable[[str, int], Sequence[int]]
 class RecordedRun:
     """One prompt and its continuation, as token ids.
 
-    `finish` is "eos", "length", "context" or "stop"; `group` is the prompt's category or "".
-    `predictions` has, by prefix key, the target's predictions that the text does not contain.
+    `finish` is "eos", "length", "context" or "stop". `predictions` has, by prefix key, the target's
+    predictions that the text does not contain.
     """
 
     example: str
@@ -42,7 +42,6 @@ class RecordedRun:
     finish: str = "stop"
     repeat: int = 0
     predictions: Mapping[PrefixKey, int] = field(default_factory=dict)
-    group: str = ""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -176,7 +175,7 @@ def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedR
                 "the recording: give the task and model that were recorded"
             )
         text = one.example, prompt, one.new_tokens, one.finish, one.repeat
-        runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
+        runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {})))
     found = {name: RecordedRuns(own, *settings, *made) for name, own in runs.items()}
     configs = run.get("config", {}).get("decoder", {}) if settings[0].temperature else {}
     rejecting = {n for n, one in configs.items() if one.get("verification") == "rejection"}

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ouroboros.bench.tasks import sandbox
-from ouroboros.bench.tasks.humaneval import STOP, HumanEval
+from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.sandbox import kind, verdict
 from ouroboros.bench.tasks.task import select
@@ -28,7 +28,7 @@ def test_humaneval_loads_from_the_package_and_runs_programs_on_request():
     task, judge = HumanEval(), HumanEval(execute_code=True)
     examples = task.load()
     example, solution = examples[0], str(examples[0].data["canonical_solution"])
-    assert len(examples) == 164 and example.id == "HumanEval/0" and task.stop == STOP
+    assert len(examples) == 164 and example.id == "HumanEval/0" and "\ndef" in task.stop
     assert example.prompt + "\n" == example.data["prompt"]
     assert task.score(example, "    return 1") == {}
     found = judge.score(example, solution + "\nprint('beyond the stop string'")
