@@ -154,10 +154,11 @@ class Auditor:
             return Finding("BUG", "missing: the decoder has no completion")
         if index is None:
             return Finding("identical")
-        if index >= min(len(text.new), len(new)):
-            what, more = ("goes on after", new) if index < len(new) else ("ends before", text.new)
-            ids = (more[index], None) if more is text.new else (None, more[index])
-            return Finding("BUG", f"truncated: it {what} the end of greedy's", index, *ids)
+        if index == len(new):
+            reason = "truncated: it ends before the end of greedy's"
+            return Finding("BUG", reason, index, text.new[index])
+        if index == len(text.new):
+            return Finding("BUG", "it goes on after the end of greedy's", index, None, new[index])
         if not all(0 <= token < text.exact.shape[-1] for token in new):
             reason = "it has ids beyond the vocabulary"
             return Finding("BUG", reason, index, text.new[index], new[index])

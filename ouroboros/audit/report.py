@@ -10,7 +10,6 @@ import pandas as pd
 
 from ouroboros.audit.audit import WHOLE
 
-SHOWN = 40
 OPEN = ("not judged", "not measured")
 """The verdicts of completions that were not compared."""
 FLOAT64 = "the model in float64"
@@ -151,9 +150,7 @@ def audit_markdown(title: str, rows: Sequence[Row], verdicts: pd.DataFrame) -> s
         controls["largest noise"] = controls["largest noise"].map(_short)
         parts += ["## Controls, without any drafter", _markdown(controls)]
     if differences:
-        parts += ["## Differences", _markdown(pd.DataFrame(differences[:SHOWN]))]
-    if len(differences) > SHOWN:
-        parts.append(f"and {len(differences) - SHOWN} more, in audit.jsonl")
+        parts += ["## Differences", _markdown(pd.DataFrame(differences))]
     return "\n\n".join([*parts, LEGEND]) + "\n"
 
 
@@ -161,10 +158,7 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def in_cell(value: object) -> str:
-    """Return a value as the text of a cell in a Markdown table, where `|` would start another."""
-    return str(value).replace("|", "\\|")
-
-
 def _markdown(table: pd.DataFrame) -> str:
-    return table.map(in_cell).to_markdown(index=False, tablefmt="github", disable_numparse=True)
+    """Return a table as Markdown, in which `|` would start another cell."""
+    cells = table.map(lambda value: str(value).replace("|", "\\|"))
+    return cells.to_markdown(index=False, tablefmt="github", disable_numparse=True)

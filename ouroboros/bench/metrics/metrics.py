@@ -69,13 +69,6 @@ class Metric:
     instead_of: str = ""
 
     @property
-    def columns(self) -> list[str]:
-        """The metric's columns in a table of numbers: <name> and, if it has an interval,
-        <name>.low, <name>.high and <name>.prompts."""
-        ends = ("low", "high", "prompts") if self.interval else ()
-        return [self.name, *(f"{self.name}.{end}" for end in ends)]
-
-    @property
     def needs(self) -> tuple[str, ...]:
         """The names of the formula's parameters."""
         return tuple(inspect.signature(self.formula).parameters)
@@ -189,10 +182,10 @@ def per_position(column: str) -> Callable:
         drafted, accepted, values = steps.drafted, np.minimum(steps.accepted, steps.drafted), []
         for k in range(1, max(drafted, default=0) + 1):
             kept, reached = (accepted >= k).sum(), ((drafted >= k) & (accepted >= k - 1)).sum()
-            shares = {"accepted": kept / len(steps), "reached": reached}
-            shares |= {"conditional": kept / reached if reached else None}
-            values.append(shares[column])
-        return [None if value is None else value.item() for value in values]
+            share = float(kept / reached) if reached else None
+            of = {"accepted": float(kept / len(steps)), "reached": int(reached)}
+            values.append({**of, "conditional": share}[column])
+        return values
 
     return formula
 
@@ -203,13 +196,13 @@ def unequal(samples: Frame, greedy: Frame) -> int | None:
     return (pairs.new_tokens != pairs.new_tokens_greedy).sum() if len(pairs) else None
 
 
-def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Return the share of a completion's n-grams that repeat an earlier one; None without n-grams.
+def repetition(tokens: Sequence[int]) -> float | None:
+    """Return the share of a completion's 4-grams that repeat an earlier one; None without 4-grams.
 
     >>> repetition([1, 2, 3, 4, 1, 2, 3, 4])
     0.2
     """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 

@@ -32,8 +32,8 @@ PromptOf = Callable[[str, int], Sequence[int]]
 class RecordedRun:
     """One prompt and its continuation, as token ids.
 
-    `finish` is "eos", "length", "context" or "stop"; `group` is the prompt's category or "".
-    `predictions` has, by prefix key, the target's predictions that the text does not contain.
+    `finish` is "eos", "length", "context" or "stop". `predictions` has, by prefix key, the target's
+    predictions that the text does not contain.
     """
 
     example: str
@@ -42,7 +42,6 @@ class RecordedRun:
     finish: str = "stop"
     repeat: int = 0
     predictions: Mapping[PrefixKey, int] = field(default_factory=dict)
-    group: str = ""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -101,13 +100,14 @@ def read_recording(
     if path.is_dir():
         folder = ResultsFolder(path)
         prompt_of, order = _prompts_of_run(folder, task, tokenizer)
-        found = of_folder(folder, prompt_of)
-        if folder.load_run()["config"].get("batch_size", 1) > 1:  # samples end in any order
 
-            def place(run: RecordedRun) -> tuple[int, int]:
-                return run.repeat, order.index(run.example)
+        def place(run: RecordedRun) -> tuple[int, int]:
+            return run.repeat, order.index(run.example)
 
-            found = {n: replace(one, runs=sorted(one.runs, key=place)) for n, one in found.items()}
+        found = {  # samples of a batch end in any order
+            name: replace(one, runs=sorted(one.runs, key=place))
+            for name, one in of_folder(folder, prompt_of).items()
+        }
     else:
         found = {PLAIN: _of_file(path, tokenizer)}
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
@@ -175,7 +175,7 @@ def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedR
                 "the recording: give the task and model that were recorded"
             )
         text = one.example, prompt, one.new_tokens, one.finish, one.repeat
-        runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
+        runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {})))
     found = {name: RecordedRuns(own, *settings, *made) for name, own in runs.items()}
     configs = run.get("config", {}).get("decoder", {}) if settings[0].temperature else {}
     rejecting = {n for n, one in configs.items() if one.get("verification") == "rejection"}

@@ -168,7 +168,6 @@ def replay(
                 new_tokens=tuple(trace.new_tokens),
                 finish=trace.finish,
                 steps=tuple(trace.steps),
-                group=run.group,
             )
         )
     return samples

@@ -50,10 +50,8 @@ class Mark:
 SOURCES: dict[str, tuple[Mark, str]] = {
     "draft": (Mark(BLUE), "the draft model's first choice"),
     "judged": (Mark(PURPLE, hatch="//"), "phrase token scored by the draft model"),
-    "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
     "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
     "suffix": (Mark(ORANGE, line="dashed", hatch="//"), "pool phrase appended to the draft"),
-    "recall": (Mark(ORANGE, line="dotted", hatch=".."), "drafted from the pool only"),
     "pool": (Mark(ORANGE, hatch="xx"), "lookahead's verified phrase"),
     "prompt": (Mark(ORANGE, line="groove", hatch="++"), "looked up in the text so far"),
     "recycled": (Mark(GREEN, line="dashed", hatch=".."), "one of the target's earlier predictions"),

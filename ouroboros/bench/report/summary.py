@@ -210,7 +210,8 @@ def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
-    """Return a frame with a row per key; each metric takes the columns `Metric.columns`."""
+    """Return a frame with a row per key; a metric with an interval takes the columns <name>,
+    <name>.low, <name>.high and <name>.prompts."""
     flat = []
     for row in rows.values():
         cells: dict[str, object] = {}
@@ -221,7 +222,8 @@ def _frame(rows: Mapping) -> pd.DataFrame:
                 cells |= {f"{name}.{end}": getattr(value, end, None) for end in ends}
         flat.append(cells)
     frame = pd.DataFrame(flat, index=list(rows))
-    numbers = [n for m in METRICS.values() if m.scalar for n in m.columns if n in frame]
+    texts = [name for name, metric in METRICS.items() if not metric.scalar]
+    numbers = frame.columns.difference(texts)
     return frame.astype({name: float for name in numbers if frame[name].isna().any()})
 
 

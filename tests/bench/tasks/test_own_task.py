@@ -55,9 +55,6 @@ def test_an_entry_point_is_found_by_its_name_and_imported_only_when_asked(monkey
         TaskSpec("broken").load()
     with pytest.raises(ValueError, match=r"no task 'ridles' \(did you mean riddles\?\)"):
         TaskSpec("ridles").load()
-
-
-def test_a_class_that_lacks_a_part_of_a_task_is_refused():
     with pytest.raises(ValueError, match=r"Counter is no task: it has no name, version"):
         TaskSpec("collections.Counter").load()
 

@@ -1,19 +1,15 @@
 """Tasks, and the sandbox that scores HumanEval."""
 
-import bz2
-import contextlib
-import gzip
-import lzma
 import os
 import time
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
 from ouroboros.bench.tasks import sandbox
-from ouroboros.bench.tasks.humaneval import STOP, HumanEval
+from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.sandbox import kind, verdict
 from ouroboros.bench.tasks.task import select
@@ -25,40 +21,42 @@ PROBLEM = {
     "entry_point": "double",
 }
 QUICK = partial(verdict, timeout_s=2.0, memory_mib=1024)
+processes = partial(psutil.process_iter, ["cmdline"])
 
 
-def test_humaneval_loads_from_the_package():
-    task = HumanEval()
+def test_humaneval_loads_from_the_package_and_runs_programs_on_request():
+    task, judge = HumanEval(), HumanEval(execute_code=True)
     examples = task.load()
-    assert len(examples) == 164 and examples[0].id == "HumanEval/0"
-    assert examples[0].prompt + "\n" == examples[0].data["prompt"]
-    assert task.stop == STOP
-    assert task.score(examples[0], "    return 1") == {}, "nothing runs unless asked"
+    example, solution = examples[0], str(examples[0].data["canonical_solution"])
+    assert len(examples) == 164 and example.id == "HumanEval/0" and "\ndef" in task.stop
+    assert example.prompt + "\n" == example.data["prompt"]
+    assert task.score(example, "    return 1") == {}
+    found = judge.score(example, solution + "\nprint('beyond the stop string'")
+    assert found == {"passed": 1.0, "timed_out": 0.0}
+    assert judge.score(example, "    return None\n") == {"passed": 0.0, "timed_out": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("template", "start", "middle"),
+    ("template", "start", "middle", "fenced"),
     [
-        ("paper-yi", "Please complete the following Python code", "explanations\nfrom typing"),
-        ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
-        ("paper-deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
+        ("paper-yi", "Please complete the following Python", "explanations\nfrom typing", False),
+        ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing", True),
+        (
+            "paper-deepseek",
+            "You are an AI programming",
+            "\n### Response:\nfrom typing",
+            True,
+        ),
+        ("chat", "Complete the following Python function.", "\n```python\nfrom typing", True),
     ],
 )
-def test_templates_of_the_published_runs(template, start, middle):
+def test_templates_of_humaneval(template, start, middle, fenced):
     task = HumanEval(template=template)
     prompt = task.load()[0].prompt
     assert prompt.startswith(start) and middle in prompt and task.stop == ()
+    assert (task.prompt.chat or task.prompt.instructs) == fenced
     with pytest.raises(ValueError, match="'paper' is unknown: choose one of plain, chat"):
         HumanEval(template="paper")
-
-
-def test_canonical_solutions_pass_and_others_fail():
-    task = HumanEval(execute_code=True)
-    example = task.load()[0]
-    solution = str(example.data["canonical_solution"])
-    found = task.score(example, solution + "\nprint('beyond the stop string'")
-    assert found == {"passed": 1.0, "timed_out": 0.0}
-    assert task.score(example, "    return None\n") == {"passed": 0.0, "timed_out": 0.0}
 
 
 @pytest.mark.slow
@@ -70,12 +68,6 @@ def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
         assert task.score(example, costly + solution) == {"passed": 0.0, "timed_out": late}
         ample = HumanEval(execute_code=True, timeout_s=60.0, memory_mib=4096)
         assert ample.score(example, costly + solution) == {"passed": 1.0, "timed_out": 0.0}
-
-
-def test_wordings_for_instruct_models_are_answered_in_fences():
-    templates = HumanEval().templates
-    fenced = {name for name, t in templates.items() if t.chat or t.instructs}
-    assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
 
 
 def test_programs_have_no_score_where_none_can_run():
@@ -140,18 +132,10 @@ def test_sandbox_kills_children_and_keeps_its_folder_to_itself(walls, monkeypatc
     assert QUICK(PROBLEM, program) == "passed"
     assert os.listdir() == before
     for _ in range(50):
-        if not _running(named):
+        if not any(named in " ".join(process.info["cmdline"] or ()) for process in processes()):
             return
         time.sleep(0.1)
     raise AssertionError("a grandchild outlived its check")
-
-
-def _running(named: str) -> bool:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if named in path.read_text():
-                return True
-    return False
 
 
 SEEN = {
@@ -188,9 +172,7 @@ def test_prompts_from_other_endings(tmp_path, name):
     elif "csv" in name:
         frame.to_csv(path, index=False)
     else:
-        unpacked = frame.to_json(orient="records", lines=True).encode()
-        packers = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-        path.write_bytes(packers.get(path.suffix.lower(), bytes)(unpacked))
+        frame.to_json(path, orient="records", lines=True)
     found = [(e.id, e.prompt) for e in Prompts(path=str(path)).load()]
     assert found == [("x", "one, two"), (f"{path.stem}/2", "three")]
 
@@ -216,23 +198,15 @@ def test_prompts_from_one_text_with_lines_between_and_from_a_folder(tmp_path):
         Prompts(path=str(tmp_path / "empty")).load()
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}'])
-def test_malformed_prompts_are_named_by_line(tmp_path, line):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "fine"}\n' + line + "\n")
-    with pytest.raises(ValueError, match=r"mine.jsonl, line 2") as caught:
-        Prompts(path=str(path)).load()
-    assert "\n" not in str(caught.value)
-
-
 def test_missing_and_unreadable_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"task\.path"):
-        Prompts(path=None)
-    with pytest.raises(ValueError, match="No such file"):
-        Prompts(path=str(tmp_path / "none.jsonl")).load()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="give a file of UTF-8 text"):
-        Prompts(path=str(tmp_path / "binary.txt")).load()
+    for path, words in (
+        (None, r"task\.path"),
+        (str(tmp_path / "none.jsonl"), "No such file"),
+        (str(tmp_path / "binary.txt"), "give a file of UTF-8 text"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Prompts(path=path).load()
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
     with pytest.raises(ValueError, match="same id '1'"):
