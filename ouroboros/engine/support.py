@@ -188,9 +188,10 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
     """Make a trial call and return its logits, in float64. Raises `ValueError` with the reason if
     the call fails."""
     name = type(model).__name__
+    input_ids = torch.tensor([list(ids)], device=info.device)
     try:
         out = model(
-            input_ids=torch.tensor([list(ids)], device=info.device),
+            input_ids=input_ids,
             position_ids=torch.tensor([list(positions)], device=info.device),
             attention_mask=mask,
             **{cache_argument(model): cache},
@@ -198,12 +199,21 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
             logits_to_keep=0,
         )
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        try:
+            model(input_ids=input_ids)
+        except Exception as plain:
+            first_line = (str(plain).strip().splitlines() or [""])[0]
+            raise ValueError(
+                f"{name} cannot be called in {info.dtype} ({type(plain).__name__}: "
+                f"{first_line}): choose another dtype or, for experts, load it with "
+                'experts_implementation="eager"'
+            ) from error
+        reason = f"{type(error).__name__}: {error}"
         if "position_ids" not in inspect.signature(model.forward).parameters:
             reason = "its forward takes no position_ids, as with ALiBi biases"
         raise ValueError(
-            f"{name} does not accept explicit masks, positions and a cache in {info.dtype} "
-            f"({reason}): trees cannot be scored; {ROTARY}, or another dtype"
+            f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
+            f"cannot be scored; {ROTARY}"
         ) from error
     return out.logits.double()
 
