@@ -86,10 +86,10 @@ def trim_head(
     trimmed = copy.copy(model)
     trimmed._modules = dict(model._modules)
     with torch.no_grad():
-        linear = nn.Linear(whole.in_features, len(ids), bias=False, device="meta")
+        linear: Any = nn.Linear(whole.in_features, len(ids), bias=False, device="meta")
         for name, weight in whole.named_parameters(recurse=False):
             linear.register_parameter(name, nn.Parameter(weight[ids], requires_grad=False))
-    if quantised_by(model) == INT8 and linear.weight.is_cpu:
+    if quantised_by(model) == INT8 and ids.is_cpu:
         linear = Int8Linear(linear)
     trimmed.set_output_embeddings(linear)
     named = torch.cat([ids, ids.new_tensor([NO_CHOICE])])

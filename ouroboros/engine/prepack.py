@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from itertools import product
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import psutil
 import torch
@@ -90,12 +90,12 @@ class Packed:
             use_huge_pages(self.address, self.weight.nbytes)
 
     @classmethod
-    def int8(cls, layers: Sequence[Int8Linear]) -> Packed:
+    def int8(cls, layers: Unit) -> Packed:
         """Pack the weights of int8 layers, in a layout of our own."""
         self = cls.__new__(cls)
         self.always = self.alone = True
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        self.shape, self.dtype = weight.shape, layers[0].scale.dtype
+        self.shape, self.dtype = weight.shape, weight.dtype
         padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
         if INT8_TILES and weight.shape[1] % INT8_STEP == 0:  # quarters of columns, four inputs
             steps = padded.view(-1, 4, COLUMNS // 4, weight.shape[1] // INT8_STEP, 16, 4)
@@ -103,7 +103,8 @@ class Packed:
         else:  # pairs of inputs
             pairs = padded.view(-1, COLUMNS, weight.shape[1] // 2, 2)
             self.weight = pairs.transpose(1, 2).contiguous()
-        self.scale = torch.cat([layer.scale.detach().float() for layer in layers])
+        scales: list[Any] = [layer.scale for layer in layers]
+        self.scale = torch.cat(scales).detach().float()
         self.address = self.weight.data_ptr()
         use_huge_pages(self.address, self.weight.nbytes)
         return self
@@ -196,7 +197,7 @@ class PackedWeights:
                 layer.__dict__.pop("forward", None)
 
     def _forward(
-        self, layer: nn.Linear, joined: JoinedProduct, index: int, input: torch.Tensor
+        self, layer: Any, joined: JoinedProduct, index: int, input: torch.Tensor
     ) -> torch.Tensor:
         rows = input.numel() // layer.in_features
         same = rows and input.dtype == layer.weight.dtype
@@ -233,7 +234,7 @@ def prepack_linears(
     - `groups`: tuples of layers that have the same input, multiplied in one product
     """
     least = {} if every else SMALLEST
-    layers = [module for module in model.modules() if can_be_packed(module, least)]
+    layers: list[Any] = [module for module in model.modules() if can_be_packed(module, least)]
     layers += [module for module in model.modules() if every and can_pack_int8(module)]
     grouped = {layer for group in groups for layer in group}
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
@@ -256,9 +257,10 @@ def prepack_linears(
     }
     used: Sequence[int] = ROWS
     if every:
-        for each in {(own.shape, own.dtype) for own in made.values() if own.scale is None}:
+        units = [unit for unit in units if made[unit].scale is None]  # integers add up exactly
+        for each in {(made[unit].shape, made[unit].dtype) for unit in units}:
             _check_rows(*each)
-    if not every or (timed and size >= TIMED_BYTES):  # times of small models would be noise
+    if not every or (timed and units and size >= TIMED_BYTES):  # times of small ones are noise
         some = units[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
         plain_ms, packed_ms = _time_both({unit: made[unit] for unit in some})
         if every:

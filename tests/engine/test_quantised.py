@@ -16,8 +16,13 @@ from ouroboros import CachedModel, Ouroboros, argmax
 from ouroboros.audit.audit import Auditor
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.core.tree import TokenTree
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
+from ouroboros.engine.cache import logit_error, tolerance
+from ouroboros.engine.cpu_intrinsics import can_multiply_int8
+from ouroboros.engine.fused import Fused
+from ouroboros.engine.prepack import Packed
 from ouroboros.engine.quantised import (
     Int8Linear,
     dequantise,
@@ -123,6 +128,39 @@ def test_a_product_is_integers_times_scales(rows, depth):
     assert (weight - linear.weight).abs().max() <= 0.51 * layer.scale.max()
     right = torch.nn.functional.linear(x.double(), weight, linear.bias.double())
     assert (layer(x) - right).norm() < 1e-2 * right.norm()
+
+
+@pytest.mark.skipif(not can_multiply_int8(), reason="no AVX-512")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [640, 300], ids=["whole tiles of AMX", "pairs of inputs"])
+def test_the_kernel_multiplies_int8_weights_row_by_row(width, dtype):
+    torch.manual_seed(width)
+    layers = [Int8Linear(torch.nn.Linear(width, size, dtype=dtype)) for size in (40, 90)]
+    packed, bias = Packed.int8(tuple(layers)), torch.cat([own.bias.detach() for own in layers])
+    rows = torch.randn(150, width, dtype=dtype)
+    rows[3, 7] = 500.0  # as massive activations are
+    rows[4] = 0.0
+    found = packed.multiply(rows, bias)
+    for count in (1, 2, 5, 17, 64):
+        assert torch.equal(packed.multiply(rows[:count], bias), found[:count])
+    weight = torch.cat([own.weight.double() * own.scale.double()[:, None] for own in layers])
+    right = torch.nn.functional.linear(rows.double(), weight, bias.double())
+    error = (found - right).norm(dim=1) / right.norm(dim=1)
+    assert error.max() < (4e-3 if dtype == torch.bfloat16 else 2e-4)
+
+
+@pytest.mark.skipif(not can_multiply_int8(), reason="no AVX-512")
+def test_kernels_run_int8_models_and_trimmed_heads():
+    wide = {"hidden_size": 64, "intermediate_size": 160, "vocab_size": 150}
+    model = quantise(llama(dtype=torch.bfloat16, **wide), "int8")
+    ours, modules = CachedModel(model, draft_head=120), CachedModel(model, engine="eager")
+    assert isinstance(ours.engine, Fused) and ours.exact
+    assert type(ours.model.lm_head) is Int8Linear and ours.head is not None
+    prompt = prompt_of(30)
+    tree = TokenTree.chain(prompt[-1], (5, 6, 7)).with_logits_at(range(4))
+    found, right = (m.score(m.new_sequence(), prompt, tree) for m in (ours, modules))
+    kept = right[:, ours.head.ids[:-1]]
+    assert logit_error(found.double(), kept.double()) < tolerance(torch.bfloat16)
 
 
 def test_what_cannot_be_quantised_or_dequantised_is_refused():
