@@ -256,8 +256,9 @@ def _tile_configs(rows, alike):
 @numba.njit(**FAST)
 def _score_tiles(keys, queries, block, scores, row):
     """Write the dot products of `queries` [n, width] with `keys` [count, width] to the address
-    `scores`, whose rows are `row` bytes apart, with AMX: 64 keys at a time. `block` [width / 2, 64]
-    uint32 is scratch memory. The tiles must be configured, as whole ones if n is above 16."""
+    `scores`, whose rows are `row` bytes apart, with AMX: 64 keys at a time. `block`, at least
+    [width / 2, 64] uint32, is scratch memory. The tiles must be configured, for 16 rows if n is
+    larger."""
     (count, width), stride, line = keys.shape, keys.strides[0], np.int64(4 * COLUMNS)
     last = np.zeros((TILE_ROWS, width), keys.dtype)
     for start in range(0, count, COLUMNS):
@@ -280,9 +281,9 @@ def _score_tiles(keys, queries, block, scores, row):
 def _weigh_tiles(weights, row, n, values, slots, pairs, sums):
     """Add the rows `slots` of `values`, times their `weights` (the address of [n, slots] bfloat16,
     whose rows are `row` bytes apart, zeros up to a multiple of 32 slots), to `sums` [blocks of
-    columns, n, 64], with AMX. `pairs` [64, 64] uint32 is scratch memory. The tiles must be
-    configured, as whole ones if n is above 16."""
-    most, line, nothing = 2 * len(pairs), np.int64(4 * COLUMNS), np.zeros(COLUMNS, values.dtype)
+    columns, n, 64], with AMX. `pairs`, at least [32, 64] uint32, is scratch memory. The tiles must
+    be configured, for 16 rows if n is larger."""
+    most, line, nothing = 2 * TILE_STEP, np.int64(4 * COLUMNS), np.zeros(COLUMNS, values.dtype)
     zeros = nothing.ctypes.data
     for start in range(0, len(slots), most):
         count = min(most, len(slots) - start)
@@ -311,7 +312,9 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     positions, in blocks that begin at multiples of 32.
     """
     n, group, width = queries.shape
-    most = (n * group + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    most = n * group  # queries, rounded up if they need several tiles
+    if most > TILE_ROWS:
+        most = (most + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
     begin, end, shared = first.min() // TILE_STEP * TILE_STEP, 0, lengths.max() + TILE_STEP
     for r in range(n):
         if straight[r] < lengths[r]:
@@ -320,23 +323,21 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
             end = max(end, lengths[r])
     shared = max(begin, shared // TILE_STEP * TILE_STEP)  # all rows attend to the slots before it
     end = max(end, min(shared, lengths.max()))
-    columns = (lengths.max() - begin + COLUMNS - 1) // COLUMNS * COLUMNS + COLUMNS
+    tailed = (straight < lengths).any()
+    columns = (lengths.max() - begin + COLUMNS - 1 + COLUMNS * tailed) // COLUMNS * COLUMNS
     scores, weights = np.empty((most, columns), np.float32), np.empty((most, columns), keys.dtype)
-    packed, block = np.zeros((most, width), keys.dtype), np.empty((width // 2, COLUMNS), np.uint32)
-    slots, tailed = np.arange(begin, begin + columns), (straight < lengths).any()
-    gathered = np.empty((columns if tailed else 0, width), keys.dtype)
-    totals, sums = (
-        np.empty(most, np.float32),
-        np.zeros((values.shape[1] // COLUMNS, most, COLUMNS), np.float32),
-    )
-    pairs, row = np.empty((COLUMNS, COLUMNS), np.uint32), 4 * columns
-    configs = _tile_configs(group, 5)
+    packed, totals = np.zeros((most, width), keys.dtype), np.empty(most, np.float32)
+    sums = np.zeros((values.shape[1] // COLUMNS, most, COLUMNS), np.float32)
+    scratch = np.empty((max(width // 2, TILE_STEP), COLUMNS), np.uint32)
+    gathered = np.empty((lengths.max() - shared if tailed else 0, width), keys.dtype)
+    slots, row = np.arange(begin, begin + columns), 4 * columns
+    together, alone = _tile_configs(min(most, TILE_ROWS), 5)[1], _tile_configs(group, 5)[1]
     for query in range(n * group):
         for at in range(width):
             _put(packed[query], at, queries[query // group, query % group, at])
-    set_tiles(configs[0].ctypes.data)
-    _score_tiles(keys[begin:end], packed, block, scores.ctypes.data, row)
-    set_tiles(configs[1].ctypes.data)
+    set_tiles(together.ctypes.data)
+    _score_tiles(keys[begin:end], packed, scratch, scores.ctypes.data, row)
+    set_tiles(alone.ctypes.data)
     for r in range(n):
         if straight[r] < lengths[r]:
             for at in range(lengths[r] - shared):
@@ -345,13 +346,11 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
                     slot = tails[r, slot - straight[r]]
                 gathered[at] = keys[slot]
             own, to = packed[r * group : (r + 1) * group], scores[r * group :, shared - begin :]
-            _score_tiles(gathered[: lengths[r] - shared], own, block, to.ctypes.data, row)
+            _score_tiles(gathered[: lengths[r] - shared], own, scratch, to.ctypes.data, row)
     for query in range(n * group):
         r, own, to = query // group, scores[query], weights[query]
-        low, high = (
-            first[r] // BLOCK * BLOCK - begin,
-            (lengths[r] - begin + BLOCK - 1) // BLOCK * BLOCK,
-        )
+        low = first[r] // BLOCK * BLOCK - begin
+        high = (lengths[r] - begin + BLOCK - 1) // BLOCK * BLOCK
         tile = own[low:high]
         for at in range(len(tile)):
             tile[at] *= scale
@@ -360,16 +359,16 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
         for at in range(columns):
             _put(to, at, own[at])
     address, half = weights.ctypes.data, weights.strides[0]
-    set_tiles(configs[0].ctypes.data)
-    _weigh_tiles(address, half, most, values, slots[: min(shared, end) - begin], pairs, sums)
+    set_tiles(together.ctypes.data)
+    _weigh_tiles(address, half, most, values, slots[: min(shared, end) - begin], scratch, sums)
     if end > shared:  # of rows without tails
         later = np.zeros((most, columns), keys.dtype)
         for query in range(n * group):
             if straight[query // group] == lengths[query // group]:
                 later[query] = weights[query]
         past = later.ctypes.data + 2 * (shared - begin)
-        _weigh_tiles(past, half, most, values, slots[shared - begin : end - begin], pairs, sums)
-    set_tiles(configs[1].ctypes.data)
+        _weigh_tiles(past, half, most, values, slots[shared - begin : end - begin], scratch, sums)
+    set_tiles(alone.ctypes.data)
     for r in range(n):
         if straight[r] < lengths[r]:
             own = slots[shared - begin : lengths[r] - begin].copy()
@@ -377,7 +376,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
                 own[at] = tails[r, at + shared - straight[r]]
             past = address + r * group * half + 2 * (shared - begin)
             part = sums[:, r * group : (r + 1) * group]
-            _weigh_tiles(past, half, group, values, own, pairs, part)
+            _weigh_tiles(past, half, group, values, own, scratch, part)
     set_tiles(0)
     for query in range(n * group):
         target, total = out[query // group, query % group], totals[query]
