@@ -137,6 +137,7 @@ class Ouroboros:
         self._cost_contexts, self._proposed, self._started = (), None, False
         if self._times is None:
             self._arms = Arms()
+            self.grower.state.correction[:] = 0.0
         self._arms.begin_prompt()
         self._prompt_len = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None

@@ -16,6 +16,9 @@ rankings) times MATCH ** (match length).
 Logistic models turn features (named in `state`) into probabilities. There are four: for nodes that
 the draft model has scored or not, and with or without such target rankings.
 
+Estimates after a draft model's ranking are corrected by a second logistic model, which learns from
+every verified node: whether a long match or the draft is right depends on the text and the draft.
+
 Invariants: an estimate depends on the text, the path, the ranking, the temperature, the sampler's
 noise and the learned state, never on the rest of the tree; ties keep discovery order; a node's
 child probabilities sum to at most 1.
@@ -51,6 +54,8 @@ RECYCLED_WEIGHT = 1.5  # weight of a recycled prediction / of an occurrence in t
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
 MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
+MAX_INPUT = 2.0  # limit of the correction's inputs
+LEARNING_RATE = 0.1  # of the correction
 
 
 @dataclass(frozen=True)
@@ -331,6 +336,36 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 
 @jit
+def _corrected(s, inputs, x, odds, known):
+    """Return the log-odds of a token after the draft model's ranking, corrected; write the inputs
+    of the correction. `odds` are those by the weights, of which the draft features give a part."""
+    phrase = s.draft_weights[known, 0]
+    for i in range(1, N_PHRASE):
+        phrase += s.draft_weights[known, i] * x[i]
+    draft = min(max(0.25 * (odds - phrase), -MAX_INPUT), MAX_INPUT)
+    inputs[0] = 1.0
+    inputs[1] = draft
+    inputs[2] = min(max(0.25 * phrase, -MAX_INPUT), MAX_INPUT)
+    inputs[3] = 0.25 * x[2]  # the match
+    inputs[4] = draft * inputs[3]
+    inputs[5] = x[N_PHRASE + 6]  # first for both
+    for i in range(state.INPUTS):
+        odds += s.correction[i] * inputs[i]
+    return odds
+
+
+@jit
+def learn_correction(s, node, token):
+    """Correct the estimates of a judged node's children by the target's `token`: a step of gradient
+    descent on the log loss."""
+    for j in range(s.children[node]):
+        hit = 1.0 if s.child_token[node, j] == token else 0.0
+        for i in range(state.INPUTS):
+            step = LEARNING_RATE * (hit - s.child_estimate[node, j])
+            s.correction[i] += step * s.child_input[node, j, i]
+
+
+@jit
 def _add_option(s, node, c, token, kind, rank, ranks):
     """Add a token to the node's options, with its probability, and insert it into `ranking`, which
     sorts the options by descending probability. The token is candidate `c`, or (`c` negative) only
@@ -345,6 +380,7 @@ def _add_option(s, node, c, token, kind, rank, ranks):
         _set_draft_features(s, x, c, rank, s.ranked_score[node], s.ranked_share[node], ranks)
         for i in range(N_DRAFT):
             odds += s.draft_weights[known, i] * x[i]
+        odds = _corrected(s, s.option_input[option], x, odds, known)
     else:
         for i in range(N_PHRASE):
             odds += s.phrase_weights[known, i] * x[i]
@@ -409,6 +445,10 @@ def find_children(s, m, node, ranks):
         s.child_prob[node, j] = s.option_prob[option] * scale
         s.child_kind[node, j] = s.option_kind[option]
         s.child_node[node, j] = s.option_node[j]
+        if ranks:
+            s.child_estimate[node, j] = s.option_prob[option]
+            for i in range(state.INPUTS):
+                s.child_input[node, j, i] = s.option_input[option, i]
     s.children[node] = count
 
 

@@ -20,6 +20,7 @@ from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.candidates import (
     MIN_RATE,
     find_children,
+    learn_correction,
     log_odds,
     phrase_children,
 )
@@ -404,12 +405,14 @@ def reset_rates(s) -> None:
 
 @jit
 def _learn_hits(s, node, token):
-    """Update the hit rates of phrases and draft model by the target's `token` after a node."""
+    """Update the hit rates of phrases and draft model, and the correction of estimates, by the
+    target's `token` after a node."""
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0
     if s.ranks[node] == 0:
         return
+    learn_correction(s, node, token)
     s.draft_hits = DECAY * s.draft_hits + (1.0 if s.ranked[node, 0] == token else 0.0)
     s.draft_trials = DECAY * s.draft_trials + 1.0
     for j in range(s.phrase_children[node]):

@@ -40,6 +40,7 @@ RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKINGS = 1 << 13  # rankings kept, 92 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
+INPUTS = 6  # of the correction of judged estimates, see `candidates`
 MAX_CALLS = 48  # draft calls in one step
 SIZES = 257  # length of cost tables, for calls of 1 to SIZES - 1 nodes
 
@@ -147,6 +148,7 @@ _REALS = {
     "ranking_total": (), "runner_share": CANDIDATES, "larger_share": CANDIDATES,
     "match_weight": CONTEXT + 1, "recency": CANDIDATES,
     "features": (OPTIONS, len(DRAFT_FEATURES)), "option_prob": OPTIONS,
+    "option_input": (OPTIONS, INPUTS),
     "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
@@ -154,9 +156,11 @@ _REALS = {
     "step_tokens": (), "step_cost": (), "text_tokens": (), "text_cost": (),
     # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
     "shared_rate": (), "gain": (),
-    # learned: tokens and cost so far, hits and trials of phrases and of the draft model, finds and
+    # by child of a judged node: inputs of the correction, and the corrected estimate
+    "child_input": (NODES, CHILDREN, INPUTS), "child_estimate": (NODES, CHILDREN),
+    # learned: the correction's weights, tokens and cost so far, hits and trials of phrases and of the draft model, finds and
     # trials, accepted and expected tokens
-    "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
+    "correction": INPUTS, "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
     "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
 }  # fmt: skip
 
