@@ -135,3 +135,21 @@ def test_weights_are_read_back(tmp_path):
         Weights.load(tmp_path / "none.json")
     with pytest.raises(ValueError, match="fit them again"):
         Weights((1.0,), (2.0,), (1.0,), (2.0,))
+
+
+@pytest.mark.parametrize(("truth", "grows"), [(FIRST, True), (SECOND, False)])
+def test_estimates_after_a_ranking_learn_from_what_the_target_chose(truth, grows):
+    grown, found = growth(vocab=12), []
+    grown.begin(TEXT, 10, 10)
+    s, shares = grown.state, softmax(LOGITS)
+    for _ in range(20):
+        s.ranked[0, :2], s.ranked_score[0, :2] = (FIRST, SECOND), LOGITS
+        s.ranked_share[0, :2] = shares
+        fill_path(s, 0)
+        candidates.find_children(s, grown.memory, 0, 2)
+        children = s.child_token[0].tolist()
+        found.append(float(s.child_estimate[0, children.index(FIRST)]))
+        candidates.learn_correction(s, 0, truth)
+    change = np.diff(found)
+    assert (change > 0).all() if grows else (change < 0).all()
+    assert grows or found[-1] < 0.6 < found[0]
