@@ -26,8 +26,8 @@ class Arms:
     """Counts the tokens per cost of each arm over its last steps, and chooses the best one.
 
     The cost of a plain step is 1, so plain decoding makes one token per cost. Of a step with the
-    draft model it is known what the text alone would have made, so these two are compared on the
-    same steps. An arm that is not used is tried again for a few steps, while trials have lost
+    draft model it becomes known what the text alone would have made, so these two are compared on
+    the same text. An arm that is not used is tried again for a few steps, while trials have lost
     little.
     """
 
@@ -65,11 +65,12 @@ class Arms:
         return self._lost + price < TRIAL_SHARE * self._spent
 
     def observe(self, arm: Arm, step: tuple[float, float], text: tuple[float, float]) -> None:
-        """Count the tokens and cost of a `step`, and those that the `text` alone would have had."""
+        """Count the tokens and cost of a `step`, and those that the `text` alone would have had in
+        this step or an earlier one (0 tokens: not known yet)."""
         self.spend(arm, *step)
-        self._count(Arm.TEXT, *(text if arm == Arm.DRAFT else step))
-        if arm == Arm.DRAFT:
-            self._count(Arm.DRAFT, *step)
+        self._count(arm, *step)
+        if arm == Arm.DRAFT and text[0]:
+            self._count(Arm.TEXT, *text)
 
     def _count(self, arm: Arm, tokens: float, cost: float) -> None:
         self._tokens[arm] = DECAY * self._tokens[arm] + tokens

@@ -137,7 +137,7 @@ class Ouroboros:
         self._cost_contexts, self._proposed, self._started = (), None, False
         if self._times is None:
             self._arms = Arms()
-            self.grower.state.correction[:] = 0.0
+            self.grower.state.calibration[:] = 0.0
         self._arms.begin_prompt()
         self._prompt_len = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
@@ -216,6 +216,7 @@ class Ouroboros:
                 (own["step_tokens"].item(), cost),
                 (own["text_tokens"].item(), own["text_cost"].item()),
             )
+            own["text_tokens"] = 0.0
         if self._times is not None and self._started:
             self._times.observe(record, *self.costs.tables[self._cost_contexts])
         self._started = True

@@ -16,7 +16,7 @@ rankings) times MATCH ** (match length).
 Logistic models turn features (named in `state`) into probabilities. There are four: for nodes that
 the draft model has scored or not, and with or without such target rankings.
 
-Estimates after a draft model's ranking are corrected by a second logistic model, which learns from
+Estimates after a draft model's ranking are calibrated by a second logistic model, which learns from
 every verified node: whether a long match or the draft is right depends on the text and the draft.
 
 Invariants: an estimate depends on the text, the path, the ranking, the temperature, the sampler's
@@ -54,8 +54,8 @@ RECYCLED_WEIGHT = 1.5  # weight of a recycled prediction / of an occurrence in t
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and hit rates are clipped this far from 0 and 1
 ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
 MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
-MAX_INPUT = 2.0  # limit of the correction's inputs
-LEARNING_RATE = 0.1  # of the correction
+MAX_INPUT = 2.0  # limit of the calibration's inputs
+LEARNING_RATE = 0.1  # of the calibration
 
 
 @dataclass(frozen=True)
@@ -336,9 +336,9 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 
 @jit
-def _corrected(s, inputs, x, odds, known):
-    """Return the log-odds of a token after the draft model's ranking, corrected; write the inputs
-    of the correction. `odds` are those by the weights, of which the draft features give a part."""
+def _calibrated(s, inputs, x, odds, known):
+    """Return the calibrated log-odds of a token after the draft model's ranking; write the inputs
+    of the calibration. `odds` are those by the weights, of which the draft features give a part."""
     phrase = s.draft_weights[known, 0]
     for i in range(1, N_PHRASE):
         phrase += s.draft_weights[known, i] * x[i]
@@ -350,19 +350,19 @@ def _corrected(s, inputs, x, odds, known):
     inputs[4] = draft * inputs[3]
     inputs[5] = x[N_PHRASE + 6]  # first for both
     for i in range(state.INPUTS):
-        odds += s.correction[i] * inputs[i]
+        odds += s.calibration[i] * inputs[i]
     return odds
 
 
 @jit
-def learn_correction(s, node, token):
-    """Correct the estimates of a judged node's children by the target's `token`: a step of gradient
-    descent on the log loss."""
+def learn_calibration(s, node, token):
+    """Learn from the target's `token` after a judged node: a step of gradient descent on the log
+    loss of its children's estimates."""
     for j in range(s.children[node]):
         hit = 1.0 if s.child_token[node, j] == token else 0.0
         for i in range(state.INPUTS):
             step = LEARNING_RATE * (hit - s.child_estimate[node, j])
-            s.correction[i] += step * s.child_input[node, j, i]
+            s.calibration[i] += step * s.child_input[node, j, i]
 
 
 @jit
@@ -380,7 +380,7 @@ def _add_option(s, node, c, token, kind, rank, ranks):
         _set_draft_features(s, x, c, rank, s.ranked_score[node], s.ranked_share[node], ranks)
         for i in range(N_DRAFT):
             odds += s.draft_weights[known, i] * x[i]
-        odds = _corrected(s, s.option_input[option], x, odds, known)
+        odds = _calibrated(s, s.option_input[option], x, odds, known)
     else:
         for i in range(N_PHRASE):
             odds += s.phrase_weights[known, i] * x[i]

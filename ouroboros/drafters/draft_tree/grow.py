@@ -20,7 +20,7 @@ from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.candidates import (
     MIN_RATE,
     find_children,
-    learn_correction,
+    learn_calibration,
     log_odds,
     phrase_children,
 )
@@ -279,31 +279,36 @@ def _next_draft_call(s):
 
 
 @jit
-def _mark_text_tree(s):
-    """Remember the nodes that would be verified, and their cost, if the draft model were not
-    called."""
+def _save_text_tree(s):
+    """Save the nodes that would be verified, and their cost, if the draft model were not called."""
     _list_tree(s)
-    size = _best_size(s, s.tree_size)[0]
-    for place in range(size):
-        s.in_text_tree[s.order[place]] = s.steps
-    s.text_cost = s.verify_cost[size]
+    s.saved_size = _best_size(s, s.tree_size)[0]
+    s.saved_cost = s.verify_cost[s.saved_size]
+    for place in range(s.saved_size):
+        node = s.order[place]
+        s.place[node] = place
+        s.saved_token[place] = s.token[node]
+        s.saved_parent[place] = s.place[s.parent[node]] if place > 0 else -1
+    s.saved_at = 0
+    s.saved_tokens = 0.0
 
 
 @jit
-def _text_tokens(s, chosen, path):
-    """Return how many new tokens the text tree would have given, as far as they are known."""
-    tokens = 1.0
-    node = s.order[0]
-    for place in path[1:]:
-        node = s.order[place]
-        if s.in_text_tree[node] != s.steps:
-            return tokens
-        tokens += 1.0
-    for j in range(s.children[node]):
-        child = s.child_node[node, j]
-        if s.child_token[node, j] == chosen[path[-1]] and child >= 0:
-            tokens += 1.0 if s.in_text_tree[child] == s.steps else 0.0
-    return tokens
+def _follow_text_tree(s, new_tokens):
+    """Follow the saved tree along the sequence's new tokens, which may come in several steps. At
+    the first token that it lacks, write the tokens that it would have given, and its cost."""
+    for i in range(len(new_tokens)):
+        if s.saved_at < 0:
+            return
+        s.saved_tokens += 1.0
+        child = -1
+        for place in range(s.saved_at + 1, s.saved_size):
+            if s.saved_parent[place] == s.saved_at and s.saved_token[place] == new_tokens[i]:
+                child = place
+        if child < 0:
+            s.text_tokens = s.saved_tokens
+            s.text_cost = s.saved_cost
+        s.saved_at = child
 
 
 @HostCall
@@ -314,6 +319,7 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     `max_draft_depth` (negative: none). Return the number of nodes for the first draft call.
     """
     s = states[0]
+    _follow_text_tree(s, new_tokens)
     append(s, m, new_tokens)
     s.max_depth = max_depth
     s.max_draft_depth = max_draft_depth
@@ -325,7 +331,8 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     _set_constants(s)
     make_node(s, m, m.text[s.length - 1], -1)
     _grow(s, m)
-    _mark_text_tree(s)
+    if max_draft_depth >= 0 and s.saved_at < 0:
+        _save_text_tree(s)
     return _next_draft_call(s)
 
 
@@ -405,14 +412,14 @@ def reset_rates(s) -> None:
 
 @jit
 def _learn_hits(s, node, token):
-    """Update the hit rates of phrases and draft model, and the correction of estimates, by the
+    """Update the hit rates of phrases and draft model, and the calibration of estimates, by the
     target's `token` after a node."""
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0
     if s.ranks[node] == 0:
         return
-    learn_correction(s, node, token)
+    learn_calibration(s, node, token)
     s.draft_hits = DECAY * s.draft_hits + (1.0 if s.ranked[node, 0] == token else 0.0)
     s.draft_trials = DECAY * s.draft_trials + 1.0
     for j in range(s.phrase_children[node]):
@@ -449,7 +456,6 @@ def learn(states, m, size, chosen, path, ids, shares):
     prior = (1.0 - TREE_DECAY) * EXPECTED  # added every step, so that the prior never decays
     s.expected = TREE_DECAY * s.expected + prior + expected
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
-    s.text_tokens = _text_tokens(s, chosen, path)
     s.step_tokens = float(len(path))
     s.step_cost = s.verify_cost[min(size, state.SIZES - 1)] + s.spent
     s.tokens += s.step_tokens

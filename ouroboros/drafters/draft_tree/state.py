@@ -40,7 +40,7 @@ RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKINGS = 1 << 13  # rankings kept, 92 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
-INPUTS = 6  # of the correction of judged estimates, see `candidates`
+INPUTS = 6  # of the calibration, see `candidates`
 MAX_CALLS = 48  # draft calls in one step
 SIZES = 257  # length of cost tables, for calls of 1 to SIZES - 1 nodes
 
@@ -113,16 +113,19 @@ _INTEGERS = {
     # `complete_from` on, and `match` their match lengths; `draft_row` is its row in the draft's
     # tree, `top_phrase` the best phrase's token, `longest_match` the length of the node's longest
     # match, `room` how many levels may follow below it; `ranks` counts the draft model's ranked
-    # tokens; `in_text_tree` is the last step in which it was worth verifying without draft calls
+    # tokens
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
     "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
     "longest_match": NODES, "room": NODES, "ranks": NODES, "ranked": (NODES, RANKS),
-    "in_text_tree": NODES, "children": NODES, "child_token": (NODES, CHILDREN),
+    "children": NODES, "child_token": (NODES, CHILDREN),
     "child_node": (NODES, CHILDREN), "child_kind": (NODES, CHILDREN),
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone
     # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
+    # a step's tree without draft calls, and the node to which the text has followed it since (-1:
+    # the text has left it)
+    "saved_size": (), "saved_at": (), "saved_token": NODES, "saved_parent": NODES,
     # output to the host: the draft's tree, the proposal
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
     "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES,
@@ -152,15 +155,16 @@ _REALS = {
     "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
-    # the last step: its tokens and cost, and those that it would have had without draft calls
-    "step_tokens": (), "step_cost": (), "text_tokens": (), "text_cost": (),
+    # the last step's tokens and cost; those of the saved tree, so far and (`text_*`) in the end
+    "step_tokens": (), "step_cost": (), "saved_tokens": (), "saved_cost": (),
+    "text_tokens": (), "text_cost": (),
     # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
     "shared_rate": (), "gain": (),
-    # by child of a judged node: inputs of the correction, and the corrected estimate
+    # by child of a judged node: inputs of the calibration, and the calibrated estimate
     "child_input": (NODES, CHILDREN, INPUTS), "child_estimate": (NODES, CHILDREN),
-    # learned: the correction's weights, tokens and cost so far, hits and trials of phrases and of the draft model, finds and
+    # learned: the calibration's weights, tokens and cost so far, hits and trials of phrases and of the draft model, finds and
     # trials, accepted and expected tokens
-    "correction": INPUTS, "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
+    "calibration": INPUTS, "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
     "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
 }  # fmt: skip
 

@@ -149,7 +149,7 @@ def test_estimates_after_a_ranking_learn_from_what_the_target_chose(truth, grows
         candidates.find_children(s, grown.memory, 0, 2)
         children = s.child_token[0].tolist()
         found.append(float(s.child_estimate[0, children.index(FIRST)]))
-        candidates.learn_correction(s, 0, truth)
+        candidates.learn_calibration(s, 0, truth)
     change = np.diff(found)
     assert (change > 0).all() if grows else (change < 0).all()
     assert grows or found[-1] < 0.6 < found[0]
