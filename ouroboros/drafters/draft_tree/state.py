@@ -162,10 +162,11 @@ _REALS = {
     "shared_rate": (), "gain": (),
     # by child of a judged node: inputs of the calibration, and the calibrated estimate
     "child_input": (NODES, CHILDREN, INPUTS), "child_estimate": (NODES, CHILDREN),
-    # learned: the calibration's weights, tokens and cost so far, hits and trials of phrases and of the draft model, finds and
-    # trials, accepted and expected tokens
-    "calibration": INPUTS, "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
-    "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
+    # learned: the calibration's weights, tokens and cost so far, hits and trials of phrases and of
+    # the draft model, finds and trials, accepted and expected tokens
+    "calibration": INPUTS, "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (),
+    "draft_hits": (), "draft_trials": (), "finds": (), "find_trials": (), "accepted": (),
+    "expected": (),
 }  # fmt: skip
 
 

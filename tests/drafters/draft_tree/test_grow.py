@@ -267,3 +267,11 @@ def test_calls_that_pay_only_together_are_made():
         assert grow.plan_draft_call(s) == called
         s.shared_rate = 1.6
         assert grow.plan_draft_call(s) == 0
+
+
+def test_the_text_alone_is_credited_with_the_tokens_of_several_steps():
+    grown, text = growth(vocab=12, call=0.01), [*range(1, 9)] * 4
+    for new, tokens in (([], 0), ([1], 0), ([1, 2], 0), ([1, 2, 11], 3), ([1, 2, 11, 5], 1)):
+        grown.begin(text + new, 10, 10)
+        assert grown.state.text_tokens == tokens
+    assert grown.state.text_cost > 1
