@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,6 +120,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         remedy = "write options as NAME=VALUE, and texts in quotes, as NAME=\"['a','b']\""
         return f"cannot read {error.override}: {remedy}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space and rerun; what was written is kept"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}; give another path"
     if isinstance(cause, MissingMandatoryValue):

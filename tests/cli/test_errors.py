@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -146,8 +147,9 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
     assert says in fails(name, *argv, *own)
 
 
-def test_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch):
+def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch):
     for error, code, says in (
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
         (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
         (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
     ):
