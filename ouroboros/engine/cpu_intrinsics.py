@@ -34,15 +34,10 @@ class _BFloat(ir.Type):
 
 
 def can_multiply(bfloat16: bool) -> bool:
-    """Return whether this processor has the instructions of `multiply_block` for the dtype."""
+    """Return whether this processor has the instructions of `multiply_block` for the dtype, and of
+    `multiply_integers`."""
     features: Any = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512f") and (features.get("avx512bf16") or not bfloat16))
-
-
-def can_multiply_int8() -> bool:
-    """Return whether this processor has the instructions of `multiply_integers`."""
-    features: Any = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512bw"))
+    return bool(features.get("avx512bw") and (features.get("avx512bf16") or not bfloat16))
 
 
 def _can_tile(kind: str) -> bool:
@@ -50,7 +45,8 @@ def _can_tile(kind: str) -> bool:
     process use it, which Linux grants on request (arch_prctl,
     https://docs.kernel.org/arch/x86/xstate.html)."""
     features: Any = llvmlite.binding.get_host_cpu_features()
-    if not features.get(f"amx-{kind}") or platform.system() != "Linux":
+    known = features.get(f"amx-{kind}") and can_multiply(bfloat16=True)
+    if not known or platform.system() != "Linux":
         return False
     arch_prctl, request, tile_data = 158, 0x1023, 18
     return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0

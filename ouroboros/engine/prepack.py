@@ -27,13 +27,7 @@ import psutil
 import torch
 from torch import nn
 
-from ouroboros.engine.cpu_intrinsics import (
-    COLUMNS,
-    INT8_STEP,
-    INT8_TILES,
-    can_multiply,
-    can_multiply_int8,
-)
+from ouroboros.engine.cpu_intrinsics import COLUMNS, INT8_STEP, INT8_TILES, can_multiply
 from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.frozen import Frozen
 from ouroboros.engine.quantised import Int8Linear
@@ -355,7 +349,7 @@ def can_pack_int8(module: nn.Module) -> TypeGuard[Int8Linear]:
     """Return whether a module is an int8 layer on a CPU that can be packed."""
     if type(module) is not Int8Linear or not module.weight.is_cpu:
         return False
-    return can_multiply_int8() and module.in_features % 2 == 0
+    return can_multiply(bfloat16=False) and module.in_features % 2 == 0
 
 
 def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[nn.Linear]:

@@ -20,7 +20,7 @@ from ouroboros.core.tree import TokenTree
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.cache import logit_error, tolerance
-from ouroboros.engine.cpu_intrinsics import can_multiply_int8
+from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.fused import Fused
 from ouroboros.engine.prepack import Packed
 from ouroboros.engine.quantised import (
@@ -130,7 +130,7 @@ def test_a_product_is_integers_times_scales(rows, depth):
     assert (layer(x) - right).norm() < 1e-2 * right.norm()
 
 
-@pytest.mark.skipif(not can_multiply_int8(), reason="no AVX-512")
+@pytest.mark.skipif(not can_multiply(bfloat16=True), reason="no AVX-512")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [640, 300], ids=["whole tiles of AMX", "pairs of inputs"])
 def test_the_kernel_multiplies_int8_weights_row_by_row(width, dtype):
@@ -149,7 +149,7 @@ def test_the_kernel_multiplies_int8_weights_row_by_row(width, dtype):
     assert error.max() < (4e-3 if dtype == torch.bfloat16 else 2e-4)
 
 
-@pytest.mark.skipif(not can_multiply_int8(), reason="no AVX-512")
+@pytest.mark.skipif(not can_multiply(bfloat16=True), reason="no AVX-512")
 def test_kernels_run_int8_models_and_trimmed_heads():
     wide = {"hidden_size": 64, "intermediate_size": 160, "vocab_size": 150}
     model = quantise(llama(dtype=torch.bfloat16, **wide), "int8")
