@@ -262,7 +262,7 @@ multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
 @intrinsic
 def multiply_integers(context, rows, stride, count, weight, sums, steps, scales, row, more):
     """Multiply four rows of 16-bit integers by 64 columns of an int8 weight over `steps` pairs of
-    inputs, at most 64. Write the products, times a float32 scale of each row, to `sums`, [4, 64]
+    inputs, at most 256. Write the products, times a float32 scale of each row, to `sums`, [4, 64]
     float32; with `more`, add them instead.
 
     `rows` and `scales` are addresses of the first row and its scale; `stride` and `row` the bytes

@@ -242,6 +242,11 @@ def _items(n, heads, kv_heads):
 
 
 @numba.njit(**FAST)
+def _nothing(*arguments):
+    """Do nothing: for processors without AMX, whose compiler lacks its instructions."""
+
+
+@numba.njit(**FAST)
 def _tile_configs(rows, alike):
     """Return two AMX configurations, [2, 64]: of whole tiles, and of `rows` rows in the first
     `alike` tiles, which hold sums and rows."""
@@ -388,12 +393,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
                     _put(to, place + at, own[four + at] / total)
 
 
-@numba.njit(**FAST)
-def _not_attending(queries, keys, values, first, lengths, straight, tails, scale, out):
-    """Do nothing."""
-
-
-_if_attending = _attend_by_tiles if TILES else _not_attending
+_if_attending = _attend_by_tiles if TILES else _nothing
 
 
 @numba.njit(**FAST)
@@ -509,12 +509,7 @@ def _by_tiles(counter, width, rows, weight, bias, out):
         item = next_item(counter)
 
 
-@numba.njit(**FAST)
-def _no_tiles(counter, width, rows, weight, bias, out):
-    """Do nothing."""
-
-
-_if_tiles = _by_tiles if TILES else _no_tiles
+_if_tiles = _by_tiles if TILES else _nothing
 
 
 @numba.njit(**FAST)
@@ -580,12 +575,7 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
         item = next_item(counter)
 
 
-@numba.njit(**FAST)
-def _no_int8_tiles(counter, integers, scale_of, weight, scales, bias, out):
-    """Do nothing."""
-
-
-_if_int8_tiles = _int8_by_tiles if INT8_TILES else _no_int8_tiles
+_if_int8_tiles = _int8_by_tiles if INT8_TILES else _nothing
 
 
 @numba.njit(**FAST)

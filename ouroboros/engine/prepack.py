@@ -4,7 +4,8 @@ Reading the weights limits the speed of a call with a few rows. With weights in 
 matrix products of 1 to 8 rows run at memory bandwidth, in float32 and bfloat16. torch's own matrix
 products may be several times slower, or faster, depending on processor, dtype and rows. So both are
 timed on the model's layers, and each row count uses the faster one. Up to 128 rows are multiplied
-by our own kernel if its results equal oneDNN's bitwise, which is tested for each shape.
+by our own kernel if its results equal oneDNN's bitwise, which is tested for each shape. int8 layers
+are packed for our kernel alone.
 
 Invariant: the model is not changed. Packed weights are copies, used by kernels, or by the model's
 linear layers within `PackedWeights.used`; other calls of the model use its own weights.

@@ -336,13 +336,11 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 
 @jit
-def _calibrated(s, inputs, x, odds, known):
-    """Return the calibrated log-odds of a token after the draft model's ranking; write the inputs
-    of the calibration. `odds` are those by the weights, of which the draft features give a part."""
-    phrase = s.draft_weights[known, 0]
-    for i in range(1, N_PHRASE):
-        phrase += s.draft_weights[known, i] * x[i]
-    draft = min(max(0.25 * (odds - phrase), -MAX_INPUT), MAX_INPUT)
+def _calibrated(s, inputs, x, phrase, draft):
+    """Return the calibrated log-odds of a token after the draft model's ranking, and write the
+    inputs of the calibration. `phrase` and `draft` are the log-odds that its features `x` add."""
+    odds = phrase + draft
+    draft = min(max(0.25 * draft, -MAX_INPUT), MAX_INPUT)
     inputs[0] = 1.0
     inputs[1] = draft
     inputs[2] = min(max(0.25 * phrase, -MAX_INPUT), MAX_INPUT)
@@ -378,9 +376,12 @@ def _add_option(s, node, c, token, kind, rank, ranks):
     known = 1 if s.ranking_match > 0 else 0
     if ranks:
         _set_draft_features(s, x, c, rank, s.ranked_score[node], s.ranked_share[node], ranks)
-        for i in range(N_DRAFT):
+        drafted = 0.0
+        for i in range(N_PHRASE):
             odds += s.draft_weights[known, i] * x[i]
-        odds = _calibrated(s, s.option_input[option], x, odds, known)
+        for i in range(N_PHRASE, N_DRAFT):
+            drafted += s.draft_weights[known, i] * x[i]
+        odds = _calibrated(s, s.option_input[option], x, odds, drafted)
     else:
         for i in range(N_PHRASE):
             odds += s.phrase_weights[known, i] * x[i]
