@@ -47,7 +47,8 @@ def test_logits_are_those_of_the_whole_head(dtype, fused):
     tokens, tree = prompt_of(9), random_tree(random.Random(0), prompt_of(9)[-1], 12)
     whole, trimmed = (Session(one).score(tokens, tree) for one in pair)
     assert trimmed.shape == (12, len(HEAD)) and trimmed.head.ids.tolist() == [*sorted(HEAD), -1]
-    assert torch.equal(trimmed, whole[:, sorted(HEAD)])
+    slack = 0.0 if fused else 16 * torch.finfo(dtype).eps  # torch rounds by a product's width
+    torch.testing.assert_close(trimmed, whole[:, sorted(HEAD)], rtol=slack, atol=slack)
     spread = all_ids(trimmed)
     assert torch.equal(spread[:, sorted(HEAD)], trimmed)
     assert spread.isneginf().sum() == 12 * (spread.shape[1] - len(HEAD))
