@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
+from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.triton_products import product
 
-INT8 = "int8"
+AUTO, INT8 = "auto", "int8"
 LARGEST = 127
 
 
@@ -40,17 +41,22 @@ class Int8Linear(nn.Module):
 
 
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
-    """Return a quantised model. "int8" replaces all linear layers except the output head in place.
+    """Return a quantised model. "int8" replaces all linear layers except the output head in place;
+    "auto" does so on a CPU whose kernels multiply int8 weights (with AVX-512).
 
     With a quantization config or its dictionary, transformers quantises the model as if it were a
     checkpoint; the result is on the model's device and shares all weights that are not quantised.
     Raises `ValueError` for an unknown name, or if the back end is not installed.
     """
     if isinstance(config, str):
-        if config != INT8:
-            raise ValueError(f"quantization_config={config!r}: give {INT8} or a config")
+        if config not in (AUTO, INT8):
+            raise ValueError(f"quantization_config={config!r}: give {AUTO}, {INT8} or a config")
         head = model.get_output_embeddings()
         layers = [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+        if config == AUTO and not (
+            layers and model.device.type == "cpu" and can_multiply(model.dtype == torch.bfloat16)
+        ):
+            return model
         if not layers:
             raise ValueError(f"{type(model).__name__} has no linear layers to hold in {INT8}")
         for name in layers:

@@ -19,6 +19,7 @@ from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.core.tree import TokenTree
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
+from ouroboros.engine import quantised
 from ouroboros.engine.cache import logit_error, tolerance
 from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.engine.fused import Fused
@@ -164,13 +165,20 @@ def test_kernels_run_int8_models_and_trimmed_heads():
 
 
 def test_what_cannot_be_quantised_or_dequantised_is_refused():
-    with pytest.raises(ValueError, match="quantization_config='int4': give int8"):
+    with pytest.raises(ValueError, match="quantization_config='int4': give auto, int8"):
         quantise(llama(), "int4")
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no linear layers"):
         quantise(gpt2(), "int8")
     assert quantised_by(llama()) is None
     with pytest.raises(ValueError, match="cannot be dequantised"):
         dequantise(llama(), torch.float64)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_auto_is_int8_where_kernels_multiply_it(monkeypatch, kernels):
+    monkeypatch.setattr(quantised, "can_multiply", lambda bfloat16: kernels)
+    assert quantised_by(quantise(llama(), "auto")) == ("int8" if kernels else None)
+    assert quantised_by(quantise(gpt2(), "auto")) is None
 
 
 def test_a_folder_is_quantised_as_it_is_loaded(config, tmp_path):
