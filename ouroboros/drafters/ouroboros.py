@@ -22,7 +22,7 @@ from ouroboros.core.select import Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.core.trace import StepRecord
 from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs, Surface
-from ouroboros.drafters.arms import Arm, Arms
+from ouroboros.drafters.arms import Arm, Arms, Outcome
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, RUNNERS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
@@ -35,6 +35,7 @@ from ouroboros.engine.sequence import CachedSequence
 
 PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
+WANTED = 5.0  # steps that are assumed to call the draft, in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
@@ -59,11 +60,12 @@ class Ouroboros:
       keep what was learned about the draft from prompt to prompt. Proposals then depend on the
       clock, the output never does; choose False for reproducible proposals
 
-    Each step is plain, drafts from the text alone, or also with the draft model, whichever made
-    most tokens per cost (`Arms`; not in batches). The draft model reads the prompt at its first
-    call, if what it saves is worth the time of that prefill. If `costs` has no prefill times, the
-    call is always made, except in batches, where the time is estimated from call costs. The saved
-    time is that of READ_AHEAD + the number of generated tokens, at most the budget. In the first
+    Each step is plain, drafts from the text alone, or also with the draft model, whichever is
+    fastest (`Arms`; not in batches). The draft model reads the prompt at its first call, if its
+    calls will save more than the time of that prefill: in as many tokens as were generated so far +
+    READ_AHEAD, at most the budget, with calls as frequent as they would have been so far. If
+    `costs` has no prefill times, the call is always made, except in batches, where the time is
+    estimated from call costs. In the first
     step after a long prompt only the root is proposed, so the first token comes as early as in
     greedy decoding.
     Raises `ValueError` for settings out of range.
@@ -116,7 +118,7 @@ class Ouroboros:
         self._pause = 0
         self._started = False  # whether the prompt's first step, with the prefill, is over
         self._proposed: TokenTree | None = None
-        self._prompt_len = 0
+        self._prompt_len = self._wanted = 0
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: phrases and recycled predictions (see
@@ -139,7 +141,7 @@ class Ouroboros:
             self._arms = Arms()
             self.grower.state.calibration[:] = 0.0
         self._arms.begin_prompt()
-        self._prompt_len = 0
+        self._prompt_len = self._wanted = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
@@ -162,16 +164,17 @@ class Ouroboros:
         arm = Arm.TEXT if draft is None else Arm.DRAFT
         if not shared:
             arm = self._arms.next(arm)
-        room = -1
-        if arm == Arm.DRAFT and self._reading_pays(tokens, budget):
-            assert draft is not None and sequence is not None
-            room = draft.room(sequence, tokens)
-        self._arm = Arm.TEXT if arm == Arm.DRAFT and room < 0 else arm
         if arm == Arm.PLAIN or (first_step and read_alone(tokens)):
             self._arm = Arm.PLAIN
             return TokenTree.chain(tokens[-1], ())
-        self.drafting_ms = 0.0
+        self._arm, self.drafting_ms = arm, 0.0
+        room = draft.room(sequence, tokens) if arm == Arm.DRAFT and draft and sequence else -1
         tree = grower.begin(tokens, budget - 1, room)
+        if tree is not None:
+            self._wanted += 1
+            if not self._reading_pays(tokens, budget):
+                grower.decline()
+                tree = None
         while tree is not None:
             assert draft is not None and sequence is not None
             if shared and not (yield Bid(share_draft_call, self, True)):
@@ -206,20 +209,22 @@ class Ouroboros:
         """Learn from the step's times and tokens."""
         if self._batch_size > 1 or not self._cost_contexts:
             return
-        own = self.grower.states
         if self._arm == Arm.PLAIN:
-            self._arms.spend(Arm.PLAIN, 1.0, 1.0)
-        elif cost := own["step_cost"].item():
-            own["step_cost"] = 0.0
-            self._arms.observe(
-                self._arm,
-                (own["step_tokens"].item(), cost),
-                (own["text_tokens"].item(), own["text_cost"].item()),
-            )
-            own["text_tokens"] = 0.0
+            self._arms.observe(Arm.PLAIN, Outcome(1.0, 1.0))
+        elif (step := self._outcome("step")).cost:
+            self._arms.observe(self._arm, step, called=record.draft_calls > 0)
+            if (text := self._outcome("text")).cost:
+                self._arms.compare(self._outcome("drafted"), text)
         if self._times is not None and self._started:
             self._times.observe(record, *self.costs.tables[self._cost_contexts])
         self._started = True
+
+    def _outcome(self, what: str) -> Outcome:
+        """Take an outcome from the grower: its cost is 0 afterwards."""
+        own = self.grower.states
+        found = Outcome(own[f"{what}_tokens"].item(), own[f"{what}_cost"].item())
+        own[f"{what}_cost"] = 0.0
+        return found
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether drafting is worth the time in which the draft model reads its uncached
@@ -227,8 +232,8 @@ class Ouroboros:
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
-        unread = draft.unread(sequence, tokens)
-        joint, to_come = self.joint, min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
+        unread, made = draft.unread(sequence, tokens), len(tokens) - self._prompt_len
+        joint, to_come = self.joint, min(budget, READ_AHEAD + made)
         if unread <= LONG_READ:
             return True
         if joint is not None:  # all sequences wait, one gains
@@ -238,7 +243,7 @@ class Ouroboros:
             return True
         call_ms = costs.target.call_ms(1, min(len(tokens), max(costs.target.ms)))
         price = costs.draft_reading_ms(unread, len(tokens)) / call_ms
-        return self._arms.pays(price, to_come)
+        return self._arms.pays(price, to_come * (self._wanted + WANTED) / (made + READ_AHEAD))
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
         """Set the grower's call costs for each model's context length (rounded up, see

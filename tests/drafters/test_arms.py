@@ -2,7 +2,7 @@
 
 import pytest
 
-from ouroboros.drafters.arms import FIRST_LOSS, TRIAL_SHARE, Arm, Arms
+from ouroboros.drafters.arms import FIRST_LOSS, TRIAL_SHARE, Arm, Arms, Outcome
 
 
 def simulated(arms: Arms, rates: dict, steps: int, most=Arm.DRAFT, cost=2.0) -> list[Arm]:
@@ -11,11 +11,10 @@ def simulated(arms: Arms, rates: dict, steps: int, most=Arm.DRAFT, cost=2.0) -> 
     for _ in range(steps):
         arm = arms.next(most)
         used.append(arm)
-        if arm == Arm.PLAIN:
-            arms.spend(arm, 1.0, 1.0)
-            continue
-        text = cost * rates[Arm.TEXT], cost
-        arms.observe(arm, (cost * rates[arm], cost), text)
+        made = {other: Outcome(cost * rate, cost) for other, rate in rates.items()}
+        arms.observe(arm, made[arm], called=arm == Arm.DRAFT)
+        if arm == Arm.DRAFT:
+            arms.compare(made[Arm.DRAFT], made[Arm.TEXT])
     return used
 
 
@@ -32,12 +31,23 @@ def test_the_fastest_arm_is_used_and_trials_cost_little(text, draft, best):
 
 def test_an_arm_that_becomes_the_fastest_is_found_again():
     arms = Arms()
-    simulated(arms, {Arm.TEXT: 1.4, Arm.DRAFT: 0.5}, 1000)
+    simulated(arms, {Arm.PLAIN: 1.0, Arm.TEXT: 1.4, Arm.DRAFT: 0.5}, 1000)
     arms.begin_prompt()
-    assert simulated(arms, {Arm.TEXT: 1.4, Arm.DRAFT: 2.5}, 400)[-100:].count(Arm.DRAFT) > 90
+    rates = {Arm.PLAIN: 1.0, Arm.TEXT: 1.4, Arm.DRAFT: 2.5}
+    assert simulated(arms, rates, 400)[-100:].count(Arm.DRAFT) > 90
 
 
-def test_reading_a_prompt_pays_if_enough_tokens_are_to_come():
-    arms = Arms()
-    simulated(arms, {Arm.TEXT: 1.25, Arm.DRAFT: 2.5}, 200)  # saves 0.4 plain steps a token
-    assert arms.pays(9.0, 25) and not arms.pays(11.0, 25)
+def test_one_bad_prompt_does_not_stop_the_draft_model():
+    """And a text that needs no draft model tells nothing about it."""
+    arms, rates = Arms(), {Arm.PLAIN: 1.0, Arm.TEXT: 1.5, Arm.DRAFT: 1.2}
+    assert simulated(arms, rates, 60)[-40:].count(Arm.TEXT) >= 36
+    arms.begin_prompt()
+    for _ in range(200):
+        arms.observe(Arm.DRAFT, Outcome(8.0, 1.5))
+    assert arms.next(Arm.DRAFT) == Arm.DRAFT
+
+
+def test_reading_a_prompt_pays_if_enough_steps_will_call_the_draft():
+    arms, rates = Arms(), {Arm.PLAIN: 1.0, Arm.TEXT: 1.25, Arm.DRAFT: 2.5}
+    simulated(arms, rates, 200)  # each saves one plain step
+    assert arms.pays(9.0, 10) and not arms.pays(11.0, 10)

@@ -87,12 +87,12 @@ def test_a_draft_that_is_not_worth_it_is_never_called():
 
 @pytest.mark.parametrize(
     ("reading_ms", "limit", "budget", "called"),
-    [(1, None, 40, True), (8, None, 40, False), (8, 17, 40, True), (1, None, 1, False)],
+    [(1, None, 40, True), (3, None, 40, False), (3, 17, 40, True), (1, None, 1, False)],
 )
 def test_a_draft_is_first_called_where_reading_the_text_pays_too(
     pair, reading_ms, limit, budget, called
 ):
-    """What reading costs: 1 or 8 target calls for 50 tokens, of which a limit leaves 17."""
+    """What reading costs: 1 or 3 target calls for 50 tokens, of which a limit leaves 17."""
     surfaces = Surface.constant(1.0), Surface.constant(0.001)
     drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}), adapt=False)
     pair[1].prefill_limit = limit

@@ -40,7 +40,7 @@ CHAIN_HITS = 0.4  # share of the draft's misses avoided by ending a chain where 
 DECAY = 0.95  # factor on earlier observations at each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
 TRIALS = 5.0  # weight of these priors, in observations
-FINDS = 0.5  # prior rate at which the draft model finds a token that no phrase proposed
+FINDS = 0.7  # prior rate at which the draft model finds a token that no phrase proposed
 RATE, COST = 2.0, 4.0  # prior of tokens per unit of cost, and its weight in units of cost
 EXPECTED = 5.0  # prior of accepted and expected tokens: estimates are right
 TREE_DECAY = 0.97  # factor on earlier trees at each new one
@@ -291,12 +291,14 @@ def _save_text_tree(s):
         s.saved_parent[place] = s.place[s.parent[node]] if place > 0 else -1
     s.saved_at = 0
     s.saved_tokens = 0.0
+    s.paired = 1
 
 
 @jit
 def _follow_text_tree(s, new_tokens):
     """Follow the saved tree along the sequence's new tokens, which may come in several steps. At
-    the first token that it lacks, write the tokens that it would have given, and its cost."""
+    the first token that it lacks, write the tokens that it would have given and its cost, beside
+    those of the step in which it was saved."""
     for i in range(len(new_tokens)):
         if s.saved_at < 0:
             return
@@ -308,6 +310,8 @@ def _follow_text_tree(s, new_tokens):
         if child < 0:
             s.text_tokens = s.saved_tokens
             s.text_cost = s.saved_cost
+            s.drafted_tokens = s.paired_tokens
+            s.drafted_cost = s.paired_cost
         s.saved_at = child
 
 
@@ -331,9 +335,11 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     _set_constants(s)
     make_node(s, m, m.text[s.length - 1], -1)
     _grow(s, m)
-    if max_draft_depth >= 0 and s.saved_at < 0:
+    s.paired = 0
+    count = _next_draft_call(s)
+    if count > 0 and s.saved_at < 0:
         _save_text_tree(s)
-    return _next_draft_call(s)
+    return count
 
 
 @HostCall
@@ -369,6 +375,9 @@ def decline(states):
     s.calls -= 1
     s.spent -= s.draft_cost[s.pending]
     s.pending = 0
+    if s.paired and s.calls == 0:
+        s.saved_at = -1
+        s.paired = 0
 
 
 @HostCall
@@ -458,5 +467,8 @@ def learn(states, m, size, chosen, path, ids, shares):
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
     s.step_tokens = float(len(path))
     s.step_cost = s.verify_cost[min(size, state.SIZES - 1)] + s.spent
+    if s.paired:
+        s.paired_tokens = s.step_tokens
+        s.paired_cost = s.step_cost
     s.tokens += s.step_tokens
     s.cost += s.step_cost

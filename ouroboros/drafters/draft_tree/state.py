@@ -123,9 +123,9 @@ _INTEGERS = {
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone
     # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
-    # a step's tree without draft calls, and the node to which the text has followed it since (-1:
-    # the text has left it)
-    "saved_size": (), "saved_at": (), "saved_token": NODES, "saved_parent": NODES,
+    # a step's tree without draft calls, the node to which the text has followed it since (-1: the
+    # text has left it), and whether that step is the last one
+    "saved_size": (), "saved_at": (), "paired": (), "saved_token": NODES, "saved_parent": NODES,
     # output to the host: the draft's tree, the proposal
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
     "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES,
@@ -155,9 +155,11 @@ _REALS = {
     "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
-    # the last step's tokens and cost; those of the saved tree, so far and (`text_*`) in the end
+    # tokens and cost: of the last step; of the saved tree so far, and of the step that saved it; of
+    # these two (`text_*`, `drafted_*`) when the tree has ended
     "step_tokens": (), "step_cost": (), "saved_tokens": (), "saved_cost": (),
-    "text_tokens": (), "text_cost": (),
+    "paired_tokens": (), "paired_cost": (), "text_tokens": (), "text_cost": (),
+    "drafted_tokens": (), "drafted_cost": (),
     # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
     "shared_rate": (), "gain": (),
     # by child of a judged node: inputs of the calibration, and the calibrated estimate

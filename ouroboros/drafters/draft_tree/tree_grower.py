@@ -97,7 +97,7 @@ class TreeGrower:
         s.start = self._start = int(s.length)
         s.recycled_before, s.rankings_before = s.recycled, s.rankings
         grow.reset_rates(s)
-        s.saved_at, s.text_tokens = -1, 0.0
+        s.saved_at, s.text_cost = -1, 0.0
         self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0

@@ -270,8 +270,19 @@ def test_calls_that_pay_only_together_are_made():
 
 
 def test_the_text_alone_is_credited_with_the_tokens_of_several_steps():
-    grown, text = growth(vocab=12, call=0.01), [*range(1, 9)] * 4
+    grown, text = growth(vocab=12, call=0.0001), [*range(1, 9)] * 4
     for new, tokens in (([], 0), ([1], 0), ([1, 2], 0), ([1, 2, 11], 3)):
         grown.begin(text + new, 10, 10)
         assert grown.state.text_tokens == tokens
     assert grown.state.text_cost > 1
+
+
+def test_the_text_alone_is_compared_only_where_the_draft_was_called():
+    text = [*range(1, 9)] * 4
+    for call, declined in ((9.0, False), (0.0001, True)):
+        grown = growth(vocab=12, call=call)
+        assert (grown.begin(text, 10, 10) is not None) == declined
+        if declined:
+            grown.decline()
+        grown.begin([*text, 1, 11], 10, 10)
+        assert grown.state.text_cost == 0
