@@ -57,10 +57,15 @@ def position_key(seed, position):
 
 
 @jit
+def hash_bits(x):
+    """Return the 52 bits of the hash of x that make a uniform number."""
+    return (_mix(x) >> 12) & 0xFFFFFFFFFFFFF
+
+
+@jit
 def _uniform(key, token):
     """Return a token's uniform number in (0, 1)."""
-    bits = (_mix(key + (token + 1) * GOLDEN) >> 12) & 0xFFFFFFFFFFFFF
-    return (bits + 0.5) * 2.220446049250313e-16
+    return (hash_bits(key + (token + 1) * GOLDEN) + 0.5) * 2.220446049250313e-16
 
 
 @jit

@@ -2,12 +2,14 @@
 
 Logits are read once, row by row, without temporary copies of all rows: in torch these take as long
 as a call of a small draft model. Scores are compared by their bits, as integers, which vectorises
-and orders NaN above all numbers.
+and orders NaN above all numbers. When sampling, a score includes Gumbel noise. Its logarithms are
+computed only for tokens that a cheap upper bound of their noise lets be among the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from ouroboros.core import noise
 from ouroboros.core.jit import CONFIG, cache_folder, compile_now, njit
+from ouroboros.core.noise import GOLDEN, gumbel_of, hash_bits, position_key
 
 SOURCE = Path(__file__)
-CACHE = cache_folder([SOURCE])
+CACHE = cache_folder([SOURCE, noise.SOURCE])
 BLOCK = 64  # ids whose best score is remembered together
 LOWEST = np.int32(-(2**31))
 INFINITY = np.int32(0x7F800000)  # the bits of infinity; those of NaN are larger
 TYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
-NONE = np.empty((0, 0), np.float32)
+NO_IDS = np.empty(0, np.int64)
+BOUND = np.float32(math.log(2) * (52 + 127) + 1e-3)  # `_add_bounds`: at float32 bits of 0
+SLOPE = np.float32(math.log(2) / 2**23)
 
 
 def jit(function: Callable, *math: str) -> Any:
@@ -74,6 +80,12 @@ def _maximum(values):
 
 
 @jit
+def _before(key, column, other_key, other_column):
+    """Return whether a token ranks before another one."""
+    return key > other_key or (key == other_key and column < other_column)
+
+
+@jit
 def _highest(keys, block):
     """Return the highest key of a block."""
     best = LOWEST
@@ -83,14 +95,37 @@ def _highest(keys, block):
 
 
 @jit
-def _rank(words, halves, temperature, noise, out):
-    """Write ids, scores and shares of the best tokens of each row to `out` [rows, 3, count]; ties
-    go to the lowest id. `words` are the bits of the logits [rows, vocab], of bfloat16 if `halves`;
-    a score is logit / temperature + noise (no noise: empty)."""
+def _add_bounds(values, key, ids, rest, scores):
+    """Write values + an upper bound of the tokens' noise to `scores`. Column i is the token ids[i],
+    without `ids` the token i; `rest` is scratch.
+
+    For u = 1 - r the noise -log(-log(u)) is at most -log(r); and log2(r) is at least what the bits
+    of r say if its mantissa is read as a straight line, which makes the bound at most 0.06 larger.
+    """
+    if len(ids):
+        for i in range(len(values)):
+            above = np.float64(0xFFFFFFFFFFFFF - hash_bits(key + (ids[i] + 1) * GOLDEN))
+            rest[i] = np.float32(above + 0.5)
+    else:
+        for i in range(len(values)):
+            above = np.float64(0xFFFFFFFFFFFFF - hash_bits(key + (i + 1) * GOLDEN))
+            rest[i] = np.float32(above + 0.5)
+    bits = rest.view(np.int32)
+    for i in range(len(values)):
+        scores[i] = values[i] + (BOUND - SLOPE * np.float32(bits[i]))
+
+
+@jit
+def _rank(words, halves, temperature, seed, positions, ids, out):
+    """Write columns, scores and shares of the best tokens of each row to `out` [rows, 3, count];
+    ties go to the lowest column. `words` are the bits of the logits [rows, vocab], of bfloat16 if
+    `halves`. A score is logit / temperature, plus the noise of `seed` and the row's position
+    (`positions` empty: no noise). Column i is the token ids[i], without `ids` the token i."""
     rows, vocab = words.shape
+    best_keys = np.empty(out.shape[2], np.int32)
     blocks = -(-vocab // BLOCK)
     values = np.empty(vocab, np.float32)
-    scratch = np.empty(vocab, np.float32)
+    scratch, rest = np.empty(vocab, np.float32), np.empty(vocab, np.float32)
     keys = np.full(blocks * BLOCK, LOWEST, np.int32)
     maxima = np.empty(blocks, np.int32)
     read, bits = values.view(np.int32), scratch.view(np.int32)
@@ -104,9 +139,10 @@ def _rank(words, halves, temperature, noise, out):
         if temperature != np.float32(1.0):
             for i in range(vocab):
                 values[i] = values[i] / temperature
-        if len(noise):
-            for i in range(vocab):
-                scratch[i] = values[i] + noise[row, i]
+        noisy, key = len(positions) > 0, np.int64(0)
+        if noisy:
+            key = position_key(seed, positions[row])
+            _add_bounds(values, key, ids, rest, scratch)
         else:
             for i in range(vocab):
                 scratch[i] = values[i]
@@ -114,19 +150,35 @@ def _rank(words, halves, temperature, noise, out):
             keys[i] = _key(bits[i])
         for block in range(blocks):
             maxima[block] = _highest(keys, block)
-        for place in range(out.shape[2]):
+        found = 0
+        while True:
             best = LOWEST
             for block in range(blocks):
                 best = max(best, maxima[block])
+            full = found == out.shape[2]
+            if full and (not noisy or best < best_keys[found - 1]):
+                break
             block = 0
             while maxima[block] != best:
                 block += 1
             at = block * BLOCK
             while keys[at] != best:
                 at += 1
-            out[row, 0, place], out[row, 1, place] = at, scratch[at]
             keys[at] = LOWEST
             maxima[block] = _highest(keys, block)
+            if noisy:
+                token = ids[at] if len(ids) else at
+                scratch[at] = values[at] + np.float32(gumbel_of(key, token))
+                best = _key(bits[at])
+            place = found - 1 if full else found
+            if full and not _before(best, at, best_keys[place], out[row, 0, place]):
+                continue
+            while place and _before(best, at, best_keys[place - 1], out[row, 0, place - 1]):
+                best_keys[place] = best_keys[place - 1]
+                out[row, :2, place] = out[row, :2, place - 1]
+                place -= 1
+            best_keys[place], out[row, 0, place], out[row, 1, place] = best, at, scratch[at]
+            found = min(found + 1, out.shape[2])
         if out.shape[1] > 2:
             highest = _maximum(values)
             total = _sum_exp(values, highest, scratch)
@@ -140,7 +192,8 @@ def _compiled() -> Callable:
     def compile_all() -> Callable:
         for kind in (np.int16, np.int32):
             words = np.zeros((1, BLOCK), kind)
-            _rank(words, kind == np.int16, np.float32(1.0), NONE, np.empty((1, 3, 1)))
+            halves, none = kind == np.int16, NO_IDS
+            _rank(words, halves, np.float32(1.0), 0, none, none, np.empty((1, 3, 1)))
         return _rank
 
     return compile_now(compile_all, CACHE, "token selection")
@@ -158,17 +211,23 @@ def rank(
     count: int,
     *,
     temperature: float = 1.0,
-    noise: torch.Tensor | None = None,
+    seed: int = 0,
+    positions: Sequence[int] = (),
+    ids: torch.Tensor | None = None,
     shares: bool = True,
 ) -> np.ndarray:
-    """Return ids, scores and, with `shares`, probabilities of the `count` best tokens of each row,
-    [rows, 3 or 2, count] float64, best first; ties go to the lowest id.
+    """Return columns, scores and, with `shares`, probabilities of the `count` best tokens of each
+    row of `logits` [rows, vocab]: [rows, 3 or 2, count] float64, best first; ties go to the lowest
+    column.
 
-    A score is logit / temperature + noise in float32, a share the softmax of logit / temperature.
-    `logits` [rows, vocab] and `noise` are in memory row by row.
+    A score is logit / temperature in float32, plus, with `positions` [rows], the noise of `seed`
+    there (`ouroboros.core.noise`); a share is the softmax of logit / temperature. Column i is the
+    token ids[i] (int64), by default the token i.
     """
     words = logits.detach().contiguous().view(TYPES[logits.dtype]).numpy()
-    drawn = NONE if noise is None else noise.numpy()
+    at = np.array(positions, np.int64)
+    tokens = NO_IDS if ids is None else ids.numpy()
     out = np.empty((len(words), 2 + shares, count))
-    _compiled()(words, logits.dtype == torch.bfloat16, np.float32(temperature), drawn, out)
+    halves = logits.dtype == torch.bfloat16
+    _compiled()(words, halves, np.float32(temperature), seed, at, tokens, out)
     return out

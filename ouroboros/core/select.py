@@ -151,9 +151,9 @@ class LogitSelector(TokenSelector):
         return sum(self._noise(logits, tokens, tree), self.warped(logits))
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        noise = self._noise(logits, tokens, tree)
-        if (table := self._ranked_on_cpu(logits, noise, 1, shares=False)) is not None:
+        if (table := self._ranked_on_cpu(logits, tokens, tree, 1, shares=False)) is not None:
             return table[:, 0, 0].astype(np.int64).tolist()
+        noise = self._noise(logits, tokens, tree)
 
         def best(logits: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
             scores = sum(noise, self.warped(logits))
@@ -173,8 +173,8 @@ class LogitSelector(TokenSelector):
             warped = self.warped(logits)
             return _ranking(sum(noise, warped), widened(warped).softmax(-1), count)
 
-        noise = self._noise(logits, tokens, tree)
-        if (table := self._ranked_on_cpu(logits, noise, count)) is None:
+        if (table := self._ranked_on_cpu(logits, tokens, tree, count)) is None:
+            noise = self._noise(logits, tokens, tree)
             ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
             if Head.of(logits) is not None:
                 ranks = torch.cat([token_ids(ranks[:, :1].long(), logits), ranks[:, 1:]], dim=1)
@@ -189,7 +189,8 @@ class LogitSelector(TokenSelector):
     def _ranked_on_cpu(
         self,
         logits: torch.Tensor,
-        noise: Sequence[torch.Tensor],
+        tokens: Sequence[int],
+        tree: TokenTree,
         count: int,
         *,
         shares: bool = True,
@@ -205,11 +206,16 @@ class LogitSelector(TokenSelector):
             logits, temperature = self.warped(logits), 1.0
         if not can_rank(logits, count):
             return None
-        drawn = noise[0] if noise else None
-        table = rank(logits, count, temperature=temperature, noise=drawn, shares=shares)
-        if head is not None:
-            table[:, 0] = head.ids.numpy()[table[:, 0].astype(np.int64)]
-        if noise:
+        how: dict = {"temperature": temperature, "shares": shares}
+        sampled = self.noise_seed is not None
+        if sampled:
+            positions = len(tokens) + tree.depths()[list(tree.logit_nodes)]
+            how |= {"seed": self.noise_seed, "positions": positions}
+        ids = None if head is None else head.ids
+        table = rank(logits, count, ids=ids, **how)
+        if ids is not None:
+            table[:, 0] = ids.numpy()[table[:, 0].astype(np.int64)]
+        if sampled:
             table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         return table
 

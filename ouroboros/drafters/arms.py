@@ -34,18 +34,19 @@ class Outcome(NamedTuple):
 
 
 class Arms:
-    """Chooses the fastest arm, by tokens per cost of the last steps.
+    """Chooses the arm of each step.
 
-    The cost of a plain step is 1, so plain decoding makes one token per cost. Of a step with draft
-    calls it becomes known what the text alone would have made: the draft model is used while its
-    steps gain more on average than they cost. Steps in which it was not asked tell nothing about
-    it. An arm that is not used is tried again for a few steps, while trials have lost little.
+    Rates are tokens per cost over the last steps; the cost of a plain step is 1. Drafting is used
+    while its rate exceeds plain decoding's. The draft model is used while its average gain over
+    the text is positive. The gain is averaged over this prompt's steps with draft calls, with the
+    average of all prompts as the prior. Unused arms are tried for a few steps while trials have
+    lost little.
     """
 
     def __init__(self) -> None:
         self._tokens = {arm: rate * WEIGHT for arm, rate in PRIOR.items()}
         self._cost = dict.fromkeys(PRIOR, WEIGHT)
-        self._every = GAIN * GAIN_STEPS, GAIN_STEPS  # gain and steps of all prompts
+        self._overall = GAIN * GAIN_STEPS, GAIN_STEPS  # gain and steps of all prompts
         self._gain, self._steps = GAIN * NEW_STEPS, NEW_STEPS
         self._spent, self._lost, self._trial = 0.0, -FIRST_LOSS, 0
 
@@ -55,7 +56,7 @@ class Arms:
         for arm, cost in self._cost.items():
             share = min(1.0, CARRIED / cost)
             self._tokens[arm], self._cost[arm] = share * self._tokens[arm], share * cost
-        gain, steps = self._every
+        gain, steps = self._overall
         self._gain, self._steps = gain / steps * NEW_STEPS, NEW_STEPS
 
     def rate(self, arm: Arm) -> float:
@@ -64,7 +65,9 @@ class Arms:
 
     def _best(self, most: Arm) -> Arm:
         best = most if self._gain > 0.0 else min(most, Arm.TEXT)
-        return best if self.rate(best) > PLAIN_RATE else Arm.PLAIN
+        while best and self.rate(best) <= PLAIN_RATE:
+            best = Arm(best - 1)
+        return best
 
     def next(self, most: Arm) -> Arm:
         """Return the arm of the next step, up to `most`."""
@@ -72,22 +75,25 @@ class Arms:
         if best == most or not (self._trial or self._affords(0.0)):
             return best
         self._trial = self._trial - 1 if self._trial else TRIAL_STEPS - 1
-        return Arm(best + 1)
+        return most if self._gain > 0.0 else Arm(best + 1)
 
     def pays(self, price: float, steps: float) -> bool:
         """Return whether the draft model is worth `price`, the cost of reading the prompt, if
         `steps` steps will call it; or whether that is affordable as a trial."""
         if self._gain <= 0.0:
-            return self._affords(price)
+            affordable = self._affords(price)
+            self._lost += price if affordable else 0.0
+            return affordable
         return self._gain / self._steps * steps >= price
 
     def _affords(self, price: float) -> bool:
         return self._lost + price < TRIAL_SHARE * self._spent
 
     def observe(self, arm: Arm, step: Outcome, *, called: bool = False) -> None:
-        """Count a step, in which the draft model was `called` or not."""
+        """Count a step; `called`: whether the draft model was called."""
         self._spent += step.cost
-        if arm > (best := self._best(arm)):
+        used = arm if called else min(arm, Arm.TEXT)
+        if used > (best := self._best(arm)):
             self._lost += max(0.0, step.cost - step.tokens / self.rate(best))
         if arm != Arm.PLAIN:
             self._count(arm, step)
@@ -95,12 +101,12 @@ class Arms:
                 self._count(Arm.TEXT, step)
 
     def compare(self, drafted: Outcome, text: Outcome) -> None:
-        """Count a step with draft calls, and what the text alone would have made."""
+        """Count the gain of a step with draft calls over drafting from the text alone (`text`)."""
         rate = max(map(self.rate, Arm))
         gain = (drafted.tokens - text.tokens) / rate - (drafted.cost - text.cost)
         self._gain, self._steps = self._gain + gain, self._steps + 1.0
-        every, steps = self._every
-        self._every = GAIN_DECAY * every + gain, GAIN_DECAY * steps + 1.0
+        total, steps = self._overall
+        self._overall = GAIN_DECAY * total + gain, GAIN_DECAY * steps + 1.0
         self._count(Arm.TEXT, text)
 
     def _count(self, arm: Arm, step: Outcome) -> None:

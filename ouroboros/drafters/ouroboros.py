@@ -35,7 +35,7 @@ from ouroboros.engine.sequence import CachedSequence
 
 PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
-WANTED = 5.0  # steps that are assumed to call the draft, in READ_AHEAD tokens
+PLANNED = 5.0  # prior: steps with a planned draft call in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
@@ -61,13 +61,12 @@ class Ouroboros:
       clock, the output never does; choose False for reproducible proposals
 
     Each step is plain, drafts from the text alone, or also with the draft model, whichever is
-    fastest (`Arms`; not in batches). The draft model reads the prompt at its first call, if its
-    calls will save more than the time of that prefill: in as many tokens as were generated so far +
-    READ_AHEAD, at most the budget, with calls as frequent as they would have been so far. If
-    `costs` has no prefill times, the call is always made, except in batches, where the time is
-    estimated from call costs. In the first
-    step after a long prompt only the root is proposed, so the first token comes as early as in
-    greedy decoding.
+    fastest (`Arms`; not in batches). The draft model reads the prompt at its first call, if draft
+    calls will probably save more than this prefill takes. For this estimate, as many tokens follow
+    as were generated so far + READ_AHEAD (at most the budget), and draft calls stay as frequent as
+    planned so far. If `costs` has no prefill times, the prompt is always read; in batches the time
+    is estimated from call costs. In the first step after a long prompt only the root is proposed,
+    so the first token comes as early as in greedy decoding.
     Raises `ValueError` for settings out of range.
     """
 
@@ -118,7 +117,7 @@ class Ouroboros:
         self._pause = 0
         self._started = False  # whether the prompt's first step, with the prefill, is over
         self._proposed: TokenTree | None = None
-        self._prompt_len = self._wanted = 0
+        self._prompt_len = self._planned = 0
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: phrases and recycled predictions (see
@@ -141,7 +140,7 @@ class Ouroboros:
             self._arms = Arms()
             self.grower.state.calibration[:] = 0.0
         self._arms.begin_prompt()
-        self._prompt_len = self._wanted = 0
+        self._prompt_len = self._planned = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
@@ -171,7 +170,7 @@ class Ouroboros:
         room = draft.room(sequence, tokens) if arm == Arm.DRAFT and draft and sequence else -1
         tree = grower.begin(tokens, budget - 1, room)
         if tree is not None:
-            self._wanted += 1
+            self._planned += 1
             if not self._reading_pays(tokens, budget):
                 grower.decline()
                 tree = None
@@ -212,19 +211,20 @@ class Ouroboros:
         if self._arm == Arm.PLAIN:
             self._arms.observe(Arm.PLAIN, Outcome(1.0, 1.0))
         elif (step := self._outcome("step")).cost:
-            self._arms.observe(self._arm, step, called=record.draft_calls > 0)
+            called = self.grower.states["step_calls"].item() > 0
+            self._arms.observe(self._arm, step, called=called)
             if (text := self._outcome("text")).cost:
                 self._arms.compare(self._outcome("drafted"), text)
         if self._times is not None and self._started:
             self._times.observe(record, *self.costs.tables[self._cost_contexts])
         self._started = True
 
-    def _outcome(self, what: str) -> Outcome:
-        """Take an outcome from the grower: its cost is 0 afterwards."""
-        own = self.grower.states
-        found = Outcome(own[f"{what}_tokens"].item(), own[f"{what}_cost"].item())
-        own[f"{what}_cost"] = 0.0
-        return found
+    def _outcome(self, name: str) -> Outcome:
+        """Return an outcome that the grower has written, and set its cost to 0."""
+        states = self.grower.states
+        outcome = Outcome(states[f"{name}_tokens"].item(), states[f"{name}_cost"].item())
+        states[f"{name}_cost"] = 0.0
+        return outcome
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether drafting is worth the time in which the draft model reads its uncached
@@ -232,8 +232,8 @@ class Ouroboros:
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
-        unread, made = draft.unread(sequence, tokens), len(tokens) - self._prompt_len
-        joint, to_come = self.joint, min(budget, READ_AHEAD + made)
+        unread, generated = draft.unread(sequence, tokens), len(tokens) - self._prompt_len
+        joint, to_come = self.joint, min(budget, READ_AHEAD + generated)
         if unread <= LONG_READ:
             return True
         if joint is not None:  # all sequences wait, one gains
@@ -243,7 +243,8 @@ class Ouroboros:
             return True
         call_ms = costs.target.call_ms(1, min(len(tokens), max(costs.target.ms)))
         price = costs.draft_reading_ms(unread, len(tokens)) / call_ms
-        return self._arms.pays(price, to_come * (self._wanted + WANTED) / (made + READ_AHEAD))
+        calls = to_come * (self._planned + PLANNED) / (generated + READ_AHEAD)
+        return self._arms.pays(price, calls)
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
         """Set the grower's call costs for each model's context length (rounded up, see

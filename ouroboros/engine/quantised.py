@@ -53,8 +53,9 @@ def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
             raise ValueError(f"quantization_config={config!r}: give {AUTO}, {INT8} or a config")
         head = model.get_output_embeddings()
         layers = [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+        multiplied = model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
         if config == AUTO and not (
-            layers and model.device.type == "cpu" and can_multiply(model.dtype == torch.bfloat16)
+            layers and multiplied and can_multiply(model.dtype == torch.bfloat16)
         ):
             return model
         if not layers:

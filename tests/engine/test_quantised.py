@@ -177,7 +177,9 @@ def test_what_cannot_be_quantised_or_dequantised_is_refused():
 @pytest.mark.parametrize("kernels", [False, True])
 def test_auto_is_int8_where_kernels_multiply_it(monkeypatch, kernels):
     monkeypatch.setattr(quantised, "can_multiply", lambda bfloat16: kernels)
-    assert quantised_by(quantise(llama(), "auto")) == ("int8" if kernels else None)
+    small = llama(dtype=torch.float32)
+    assert quantised_by(quantise(small, "auto")) == ("int8" if kernels else None)
+    assert quantised_by(quantise(llama(), "auto")) is None, "float64"
     assert quantised_by(quantise(gpt2(), "auto")) is None
 
 

@@ -339,8 +339,8 @@ def test_a_dictionary_holds_the_sequences_and_what_it_took(models, door):
     _, target, draft = models
     batch, options = padded(PROMPTS), {"max_new_tokens": 30, "return_dict_in_generate": True}
     ids, mask = batch.values()
-    own = {"draft": draft, "decoder": "speculative"}
-    found = run(door, target, ids, attention_mask=mask, **own, **options)
+    how = {"attention_mask": mask, "draft": draft, "decoder": "speculative"}
+    found = run(door, target, ids, **how, **options)
     assert isinstance(found, Generated) and found["sequences"] is found.sequences
     assert found.hidden_states is None, "transformers' own fields are there"
     assert found.sequences.shape == (3, ids.shape[-1] + 30)

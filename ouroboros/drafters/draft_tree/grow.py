@@ -297,8 +297,8 @@ def _save_text_tree(s):
 @jit
 def _follow_text_tree(s, new_tokens):
     """Follow the saved tree along the sequence's new tokens, which may come in several steps. At
-    the first token that it lacks, write the tokens that it would have given and its cost, beside
-    those of the step in which it was saved."""
+    the first token that is not in the tree, write its tokens and cost to `text_*`, and those of the
+    step that saved it to `drafted_*`."""
     for i in range(len(new_tokens)):
         if s.saved_at < 0:
             return
@@ -465,6 +465,7 @@ def learn(states, m, size, chosen, path, ids, shares):
     prior = (1.0 - TREE_DECAY) * EXPECTED  # added every step, so that the prior never decays
     s.expected = TREE_DECAY * s.expected + prior + expected
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
+    s.step_calls = s.calls
     s.step_tokens = float(len(path))
     s.step_cost = s.verify_cost[min(size, state.SIZES - 1)] + s.spent
     if s.paired:

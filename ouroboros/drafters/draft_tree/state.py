@@ -123,8 +123,9 @@ _INTEGERS = {
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone
     # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
-    # a step's tree without draft calls, the node to which the text has followed it since (-1: the
-    # text has left it), and whether that step is the last one
+    # draft calls of the last verified step; the tree that a step would have verified without draft
+    # calls; the node that the text has reached in it (-1: none); whether this step saved it
+    "step_calls": (),
     "saved_size": (), "saved_at": (), "paired": (), "saved_token": NODES, "saved_parent": NODES,
     # output to the host: the draft's tree, the proposal
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
@@ -155,8 +156,8 @@ _REALS = {
     "phrase_weights": (2, len(PHRASE_FEATURES)), "draft_weights": (2, len(DRAFT_FEATURES)),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
-    # tokens and cost: of the last step; of the saved tree so far, and of the step that saved it; of
-    # these two (`text_*`, `drafted_*`) when the tree has ended
+    # tokens and cost of the last step (`step_`), the saved tree so far (`saved_`), and the step
+    # that saved it (`paired_`); the last two, once the text has left the tree: `text_`, `drafted_`
     "step_tokens": (), "step_cost": (), "saved_tokens": (), "saved_cost": (),
     "paired_tokens": (), "paired_cost": (), "text_tokens": (), "text_cost": (),
     "drafted_tokens": (), "drafted_cost": (),
