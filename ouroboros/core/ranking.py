@@ -102,14 +102,10 @@ def _add_bounds(values, key, ids, rest, scores):
     For u = 1 - r the noise -log(-log(u)) is at most -log(r); and log2(r) is at least what the bits
     of r say if its mantissa is read as a straight line, which makes the bound at most 0.06 larger.
     """
-    if len(ids):
-        for i in range(len(values)):
-            above = np.float64(0xFFFFFFFFFFFFF - hash_bits(key + (ids[i] + 1) * GOLDEN))
-            rest[i] = np.float32(above + 0.5)
-    else:
-        for i in range(len(values)):
-            above = np.float64(0xFFFFFFFFFFFFF - hash_bits(key + (i + 1) * GOLDEN))
-            rest[i] = np.float32(above + 0.5)
+    for i in range(len(values)):
+        token = ids[i] if len(ids) else i
+        above = np.float64(0xFFFFFFFFFFFFF - hash_bits(key + (token + 1) * GOLDEN))
+        rest[i] = np.float32(above + 0.5)
     bits = rest.view(np.int32)
     for i in range(len(values)):
         scores[i] = values[i] + (BOUND - SLOPE * np.float32(bits[i]))
@@ -122,6 +118,7 @@ def _rank(words, halves, temperature, seed, positions, ids, out):
     `halves`. A score is logit / temperature, plus the noise of `seed` and the row's position
     (`positions` empty: no noise). Column i is the token ids[i], without `ids` the token i."""
     rows, vocab = words.shape
+    last = out.shape[2] - 1
     best_keys = np.empty(out.shape[2], np.int32)
     blocks = -(-vocab // BLOCK)
     values = np.empty(vocab, np.float32)
@@ -155,30 +152,30 @@ def _rank(words, halves, temperature, seed, positions, ids, out):
             best = LOWEST
             for block in range(blocks):
                 best = max(best, maxima[block])
-            full = found == out.shape[2]
-            if full and (not noisy or best < best_keys[found - 1]):
-                break
             block = 0
             while maxima[block] != best:
                 block += 1
             at = block * BLOCK
             while keys[at] != best:
                 at += 1
+            # no remaining bound is larger, and no equal one has a lower column
+            if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
+                break
             keys[at] = LOWEST
             maxima[block] = _highest(keys, block)
             if noisy:
                 token = ids[at] if len(ids) else at
                 scratch[at] = values[at] + np.float32(gumbel_of(key, token))
                 best = _key(bits[at])
-            place = found - 1 if full else found
-            if full and not _before(best, at, best_keys[place], out[row, 0, place]):
-                continue
+                if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
+                    continue
+            place = min(found, last)
             while place and _before(best, at, best_keys[place - 1], out[row, 0, place - 1]):
                 best_keys[place] = best_keys[place - 1]
                 out[row, :2, place] = out[row, :2, place - 1]
                 place -= 1
             best_keys[place], out[row, 0, place], out[row, 1, place] = best, at, scratch[at]
-            found = min(found + 1, out.shape[2])
+            found = min(found + 1, last + 1)
         if out.shape[1] > 2:
             highest = _maximum(values)
             total = _sum_exp(values, highest, scratch)

@@ -65,9 +65,7 @@ class Arms:
 
     def _best(self, most: Arm) -> Arm:
         best = most if self._gain > 0.0 else min(most, Arm.TEXT)
-        while best and self.rate(best) <= PLAIN_RATE:
-            best = Arm(best - 1)
-        return best
+        return best if self.rate(best) > PLAIN_RATE else Arm.PLAIN
 
     def next(self, most: Arm) -> Arm:
         """Return the arm of the next step, up to `most`."""

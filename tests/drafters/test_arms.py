@@ -39,13 +39,20 @@ def test_an_arm_that_becomes_the_fastest_is_found_again(text, draft, steps):
 
 
 def test_one_bad_prompt_does_not_stop_the_draft_model():
-    """And a text that needs no draft model tells nothing about it."""
     arms, rates = Arms(), {Arm.PLAIN: 1.0, Arm.TEXT: 1.5, Arm.DRAFT: 1.2}
     assert simulated(arms, rates, 60)[-40:].count(Arm.TEXT) >= 36
     arms.begin_prompt()
-    for _ in range(200):
-        arms.observe(Arm.DRAFT, Outcome(8.0, 1.5))
-    assert arms.next(Arm.DRAFT) == Arm.DRAFT
+    assert [arms.next(Arm.DRAFT) for _ in range(20)] == [Arm.DRAFT] * 20
+
+
+def test_trials_of_a_worthless_draft_pay_for_reading_and_not_for_the_text():
+    arms = Arms()
+    simulated(arms, {Arm.PLAIN: 1.0, Arm.TEXT: 1.4, Arm.DRAFT: 0.5}, 1000)
+    for _ in range(1000):  # trials in which the draft model was not called
+        arms.observe(Arm.DRAFT, Outcome(1.0, 1.0))
+        arms.observe(Arm.DRAFT, Outcome(3.0, 1.5))
+    pays = [arms.pays(10.0, 1) for _ in range(10)]
+    assert pays[0] and not pays[-1]
 
 
 def test_reading_a_prompt_pays_if_enough_steps_will_call_the_draft():

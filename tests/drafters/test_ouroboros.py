@@ -13,6 +13,7 @@ from ouroboros.calls import alone
 from ouroboros.core.processors import Processed
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
+from ouroboros.drafters.arms import Arms
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.integrations.generate import token_selector
@@ -86,20 +87,38 @@ def test_a_draft_that_is_not_worth_it_is_never_called():
 
 
 @pytest.mark.parametrize(
-    ("reading_ms", "limit", "budget", "called"),
-    [(1, None, 40, True), (3, None, 40, False), (3, 17, 40, True), (1, None, 1, False)],
+    ("reading_ms", "limit", "budget", "steps", "called"),
+    [
+        *((1, None, 40, 1, True), (3, None, 40, 1, False), (3, 17, 40, 1, True)),
+        *((1, None, 1, 1, False), (3, None, 40, 12, True)),
+    ],
 )
 def test_a_draft_is_first_called_where_reading_the_text_pays_too(
-    pair, reading_ms, limit, budget, called
+    pair, reading_ms, limit, budget, steps, called
 ):
-    """What reading costs: 1 or 3 target calls for 50 tokens, of which a limit leaves 17."""
+    """What reading costs: 1 or 3 target calls for 50 tokens, of which a limit leaves 17. A call is
+    planned in each step, so more are expected as steps go on."""
     surfaces = Surface.constant(1.0), Surface.constant(0.001)
     drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}), adapt=False)
     pair[1].prefill_limit = limit
     drafter.reset(argmax)
-    alone(drafter.propose(prompt_of(50), budget))
+    for length in range(50, 50 + steps):
+        alone(drafter.propose(prompt_of(100)[:length], budget))
     pair[1].prefill_limit = None
     assert bool(drafter.draft_sequence.calls) == called
+
+
+@pytest.mark.parametrize("recycle", [False, True])
+def test_arms_learn_which_steps_called_the_draft(pair, monkeypatch, recycle):
+    """Without recycling a step is learned from in the next one."""
+    costs = Costs(Surface.constant(1.0), Surface.constant(0.1))
+    drafter, seen = Ouroboros(pair[1], costs=costs, recycle=recycle, adapt=False), []
+    monkeypatch.setattr(Arms, "observe", lambda self, arm, step, called=False: seen.append(called))
+    monkeypatch.setattr(Arms, "next", lambda self, most: most)
+    steps = decode(pair[0], drafter, LOOP, max_new=60).steps
+    called = [step.draft_calls > 0 for step in steps]
+    assert seen == called[: len(seen)] and len(seen) == len(called) - (not recycle)
+    assert {*seen} == {False, True}
 
 
 class Timed(TableModel):
