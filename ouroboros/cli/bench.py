@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.identity import identity
-from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.run import run
 from ouroboros.cli.main import SOME_FAILED
 from ouroboros.cli.report import print_summary
@@ -34,7 +34,9 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     def measured(pair: Pair) -> Costs | None:
         return Costs.load(probe) if probe and probe.exists() else None
 
-    result = run(config, say=say, progress=True, measure_costs=measured)
+    swept = HydraConfig.get().mode == RunMode.MULTIRUN
+    load = kept_pair if swept else load_pair
+    result = run(config, say=say, progress=True, measure_costs=measured, load=load)
     costs = result.bench.costs
     if probe and result.first and costs and "spread" in costs.about:
         costs.save(probe)
@@ -58,6 +60,18 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     }
     code = 0 if not failed else 1 if failed == samples else SOME_FAILED
     return interrupted or code, document
+
+
+_kept: dict[str, Pair] = {}
+
+
+def kept_pair(spec: PairSpec, **how) -> Pair:
+    """Like `load_pair`, for the jobs of a sweep: a pair that the next job needs too is kept."""
+    key = identity(asdict(spec), how)
+    if key not in _kept:
+        _kept.clear()  # two pairs may not fit in memory
+        _kept[key] = load_pair(spec, **how)
+    return _kept[key]
 
 
 def run_config(options: RunConfig) -> tuple[RunConfig, Path | None]:

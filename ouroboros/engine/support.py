@@ -5,29 +5,33 @@ depends only on its position and the tokens that its mask admits. The trial scor
 again among decoy siblings, and its end in calls of two tokens and of one, with any sliding window
 narrowed; a model whose logits change (ALiBi, an ignored mask, a window outside the mask, a hook
 that changes only the last position) is refused. In half precision, rounding would hide a small
-difference, so weights are upcast to float32 for the trial if they fit in memory.
+difference, so weights are upcast to float32 for the trial.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, PreTrainedModel
 
 from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import LayerShape, ModelInfo, cache_argument, logit_error, tolerance
 from ouroboros.engine.masks import Layout, dense
 
-LENGTH, DECOYS = 40, 6  # tokens of the trial; decoys at the root and half-way
+LENGTH, DECOYS = 60, 6  # tokens of the trial; decoys at the root and half-way
 TRIAL_WINDOW = 2  # shorter than the trial's sequence
 HALF = (torch.bfloat16, torch.float16)
-WIDENED_BYTES = 4 << 30  # larger weights (in float32) are not upcast
+HALF_BOUND = 0.05  # allowed `logit_error` between calls of the same modules in half precision
+WIDENED_BYTES = 4 << 30  # larger weights (in float32) are upcast module by module
+log = logging.getLogger(__name__)
 ROTARY = "choose a model with rotary or learned positions"
 
 
@@ -96,7 +100,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
                 rounded = torch.cat(parts, dim=1)
             rounding = logit_error(rounded[:, 1:], plain[:, 1:])
             info = replace(info, layers=shapes, text=chain, rounding=rounding)
-            bound = info.tolerance if dtype in HALF else tolerance(dtype)
+            bound = max(HALF_BOUND, 4 * rounding) if dtype in HALF else tolerance(dtype)
             error = logit_error(among[:, tree.path_to(len(tree) - 1)][:, 1:], plain[:, 1:])
             if error < bound:
                 past.crop(-4)
@@ -148,25 +152,53 @@ def _plausible_text(model: PreTrainedModel, info: ModelInfo) -> tuple[int, ...]:
 
 @contextmanager
 def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
-    """Context manager: upcast half-precision weights to float32, if they fit in memory and are not
-    quantised, sharded or offloaded. Yields the dtype that the model computes in."""
-    kept = {w: w.data for w in (*model.parameters(), *model.buffers()) if w.dtype in HALF}
-    plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
-    size, free = sum(4 * weight.numel() for weight in kept), 0
-    if model.device.type == "cuda":
-        free = torch.cuda.mem_get_info(model.device)[0]
-    elif model.device.type == "cpu":
-        free = psutil.virtual_memory().available
-    if not (kept and plain and size <= min(WIDENED_BYTES, free // 2)):
+    """Context manager: upcast half-precision weights to float32, unless they are quantised, sharded
+    or offloaded. Weights of more than `WIDENED_BYTES` are upcast module by module, in each of its
+    calls, if that works. Yields the dtype that the model computes in."""
+    owners = [m for m in model.modules() if any(w.dtype in HALF for w in weights_of(m))]
+    kept = {w: w.data for owner in owners for w in weights_of(owner) if w.dtype in HALF}
+    if not kept or any(type(w.data) is not torch.Tensor or w.is_meta for w in model.parameters()):
         yield model.dtype
         return
+
+    def widen(module: nn.Module, *_) -> None:
+        for weight in filter(kept.__contains__, weights_of(module)):
+            weight.data = kept[weight].float()
+
+    def restore(module: nn.Module, *_) -> None:
+        for weight in filter(kept.__contains__, weights_of(module)):
+            weight.data = kept[weight]
+
+    hooks, dtype = list[RemovableHandle](), torch.float32
+
+    def release() -> None:
+        for hook in hooks:
+            hook.remove()
+        for owner in owners:
+            restore(owner)
+
     try:
-        for weight, data in kept.items():
-            weight.data = data.float()
-        yield torch.float32
+        try:
+            if 4 * sum(weight.numel() for weight in kept) <= WIDENED_BYTES:
+                for owner in owners:
+                    widen(owner)
+            else:
+                for owner in owners:
+                    hooks.append(owner.register_forward_pre_hook(widen))
+                    hooks.append(owner.register_forward_hook(restore))
+                model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device))
+        except RuntimeError as error:  # no memory, or a weight that another module uses
+            log.warning("weights are not upcast for the trial: %s", str(error).splitlines()[0])
+            dtype = model.dtype
+            release()
+        yield dtype
     finally:
-        for weight, data in kept.items():
-            weight.data = data
+        release()
+
+
+def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters and buffers that a module holds itself."""
+    yield from (w for w in (*module._parameters.values(), *module._buffers.values()) if w is not None)
 
 
 @contextmanager

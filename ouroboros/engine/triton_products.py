@@ -130,7 +130,7 @@ def _launch(x, weight, scale, bias, block: tuple[int, int, int, int]) -> torch.T
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["rows"])
     def _multiply(
         x,
         weight,

@@ -25,6 +25,7 @@ SCORES = ("pass@1", "exact_match", "bleu", "rougeL")
 NAMES = {
     "ouroboros": "Ouroboros",
     "ouroboros_warm": "Ouroboros (warm)",
+    "ouroboros_text": "Ouroboros (no draft)",
     "ouroboros_paper": "published (cold)",
     "ouroboros_paper_warm": "published (warm)",
     "hf_assisted_constant": "transformers' assisted, constant",
@@ -177,16 +178,18 @@ def setting(path: Path) -> list[str]:
     that the machine was busy."""
     run, summary = read(path, "run.json"), read(path)
     model, temperature = run["model"], run["sampling"]["temperature"]
+    names, quantised = model_names(model), model.get("quantised") or {}
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
     prompts = f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}"
     return [
         f"{run['task']['name']}, {prompts}",
-        "a small pair in the layer sizes of " + " + ".join(filter(None, shapes.values()))
+        f"stand-in of {names} in the shapes {' + '.join(filter(None, shapes.values()))}"
         if (shapes := model["standin"])
-        else model_names(model),
-        model["dtype"],
+        else names,
+        ", ".join([model["dtype"], *(f"{role} {by}" for role, by in quantised.items())]),
         f"T = {temperature:g}" if temperature else "greedy (T = 0)",
         *filter(None, [summary.get("busy")]),
+        *["interrupted: not all prompts"] * (run.get("status") == "interrupted"),
     ]
 
 

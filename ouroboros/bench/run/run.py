@@ -59,13 +59,15 @@ def run(
     say: Say = lambda line: None,
     progress: bool = False,
     measure_costs: Callable[[Pair], Costs | None] = lambda pair: None,
+    load: Callable[..., Pair] = load_pair,
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C ends the run and loses only
     the samples that are being decoded. Call costs come from the folder, else from
     `measure_costs`, else (if it returns None) from the config. Without any, they are measured if a
-    decoder needs them. Raises `ValueError` if the run cannot start or resume.
+    decoder needs them. `load` replaces `load_pair`. Raises `ValueError` if the run cannot start or
+    resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -87,8 +89,8 @@ def run(
 
         recorded = None if config.overwrite else folder.load_costs()
         how: dict = {"with_draft": config.needs_draft, "engines": folder.engines()}
-        load = partial(load_pair, on_own_device(config.model, ranks), **how)
-        pair = all_succeed(ranks, load)
+        spec = on_own_device(config.model, ranks)
+        pair = all_succeed(ranks, partial(load, spec, **how))
         costs = recorded or measure_costs(pair) or costs
         bench = build(config, task, examples, pair, costs=costs, ranks=ranks)
         facts |= run_facts(config, bench)
