@@ -198,7 +198,9 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the parameters and buffers that a module holds itself."""
-    yield from (w for w in (*module._parameters.values(), *module._buffers.values()) if w is not None)
+    yield from (
+        w for w in (*module._parameters.values(), *module._buffers.values()) if w is not None
+    )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Trial calls that compare an engine with the model's own modules, and joint with single calls.
 
 Trials score the text of `ModelInfo`, which the model itself drew, and allow four times the model's
-own rounding on it. The first token is never compared: real models have huge activations there, which
-bfloat16 rounds coarsely.
+own rounding on it. The first token is never compared: real models have huge activations there,
+which bfloat16 rounds coarsely.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ only_floor() { # the one check that failed is `floor`
   [ "$(grep -sB1 '"passed": false' "$CHECKS" | grep -o '"name": .*"')" = '"name": "floor"' ]
 }
 failed=()
-for stage in preflight "headline 0.8" headline costs "headline 0.8 gains" "headline 0 gains" correct pairs; do
+for stage in preflight "headline distilled" headline costs correct pairs; do
   set -- $stage
   bash scripts/gpu/$1.sh ${@:2}
   case $? in

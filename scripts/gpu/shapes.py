@@ -48,7 +48,8 @@ def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[s
         found = list(shapes)
         if share < 1:
             layers = (round(share * standin.shape(name).num_hidden_layers) for name in shapes)
-            found = [f"{name}@{count}" for name, count in zip(shapes, layers, strict=True)]
+            names = (name.partition("@")[0] for name in shapes)
+            found = [f"{name}@{count}" for name, count in zip(names, layers, strict=True)]
         sizes = [footprint_of(standin.shape(name), torch.bfloat16) for name in found]
         needed = sum(own.weight_bytes + slots * own.kv_bytes_per_token for own in sizes)
         if needed <= SPARE * (memory_bytes - WORKSPACE_BYTES):

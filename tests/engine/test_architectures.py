@@ -8,7 +8,6 @@ table of docs/compatibility.md.
 import copy
 from collections.abc import Iterator
 from itertools import product
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest

@@ -1,6 +1,10 @@
 """The transfer to a machine without network has everything that is imported, and fits."""
 
+import io
 import subprocess
+import tarfile
+from importlib.metadata import PackagePath
+from types import SimpleNamespace
 
 import carry
 import pytest
@@ -35,6 +39,20 @@ def test_a_wheel_is_the_indexs_else_built_and_pure(tmp_path, monkeypatch):
         collect("other", "2", tmp_path)
 
 
+def test_the_models_package_is_split_and_whole_again(tmp_path, monkeypatch):
+    (tmp_path / "weights.gguf").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "own.pyc").write_text("")
+    names = [PackagePath("weights.gguf"), PackagePath("__pycache__/own.pyc")]
+    for name in names:
+        name.dist = SimpleNamespace(locate_file=lambda path: tmp_path / path)
+    monkeypatch.setattr(carry, "files", lambda _: names)
+    parts = carry.pack_model(tmp_path / "parts", 300)
+    assert len(parts) > 1 and parts[0].name == f"1of{len(parts)}.part"
+    with tarfile.open(fileobj=io.BytesIO(b"".join(p.read_bytes() for p in parts))) as archive:
+        assert archive.getnames() == ["weights.gguf"]
+
+
 def test_what_travels_is_measured_and_refused_if_it_is_too_much(tmp_path, monkeypatch, capsys):
     sizes = travelling(ROOT)
     total = sizes.total() - sizes["build"]
@@ -48,6 +66,7 @@ def test_what_travels_is_measured_and_refused_if_it_is_too_much(tmp_path, monkey
     subprocess.run(["git", "-C", tmp_path, "add", "tracked", ".gitignore"], check=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(carry, "carried", lambda has: [])
+    monkeypatch.setattr(carry, "pack_model", lambda *_: [])
     carry.carry(HAS)
     assert "    6.00 MiB  in all" in capsys.readouterr().out
     monkeypatch.setattr(carry, "MOST_BYTES", 5 * MIB)

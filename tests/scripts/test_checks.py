@@ -93,7 +93,12 @@ def test_texts_of_a_stand_in_are_greedys_up_to_ties_of_the_reference_pair(tmp_pa
     some = {name: config.decoder[name] for name in ("greedy", "ouroboros", "speculative")}
     folder = run(replace(config, decoder=some)).folder
     check = equal(folder.path)
-    assert check.passed and check.figures == {"compared": 2, "ties": 0, "largest_difference": 0.0, "wrong": 0}
+    assert check.passed and check.figures == {
+        "compared": 2,
+        "ties": 0,
+        "largest_difference": 0.0,
+        "wrong": 0,
+    }
     samples = folder.load_samples()
     for tokens, passed in ((lambda new: (*new[:3], new[3] + 1, *new[4:]), False), (tuple, True)):
         other = [replace(s, new_tokens=tokens(s.new_tokens)) for s in samples[1:]]
