@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
@@ -67,7 +68,7 @@ _kept: dict[str, Pair] = {}
 
 def kept_pair(spec: PairSpec, **how) -> Pair:
     """Like `load_pair`, for the jobs of a sweep: a pair that the next job needs too is kept."""
-    key = identity(asdict(spec), how)
+    key = identity(asdict(spec), how, torch.get_num_threads())
     if key not in _kept:
         _kept.clear()  # two pairs may not fit in memory
         _kept[key] = load_pair(spec, **how)

@@ -38,8 +38,8 @@ class Arms:
 
     Rates are tokens per cost over the last steps; the cost of a plain step is 1. Drafting is used
     while its rate exceeds plain decoding's. The draft model is used while its average gain over
-    the text is positive: its tokens at the cost that the text needs for a token in such steps, less
-    the step's cost. The gain is averaged over this prompt's steps with draft calls, with the
+    the text is positive: the extra tokens, valued at the text's cost per token in these steps,
+    minus the extra cost. The gain is averaged over this prompt's steps with draft calls, with the
     average of all prompts as the prior. Unused arms are tried for a few steps while trials have
     lost little.
     """
@@ -49,7 +49,10 @@ class Arms:
         self._cost = dict.fromkeys(PRIOR, WEIGHT)
         self._overall = GAIN * GAIN_STEPS, GAIN_STEPS  # gain and steps of all prompts
         self._gain, self._steps = GAIN * NEW_STEPS, NEW_STEPS
-        self._beside = PRIOR[Arm.TEXT] * WEIGHT, WEIGHT  # the text's outcomes in such steps
+        self._text_beside = (
+            PRIOR[Arm.TEXT] * WEIGHT,
+            WEIGHT,
+        )  # the text's outcomes in such steps
         self._spent, self._lost, self._trial = 0.0, -FIRST_LOSS, 0
 
     def begin_prompt(self) -> None:
@@ -102,9 +105,12 @@ class Arms:
 
     def compare(self, drafted: Outcome, text: Outcome) -> None:
         """Count the gain of a step with draft calls over drafting from the text alone (`text`)."""
-        rate = max(PLAIN_RATE, self._beside[0] / self._beside[1])
+        rate = max(PLAIN_RATE, self._text_beside[0] / self._text_beside[1])
         gain = (drafted.tokens - text.tokens) / rate - (drafted.cost - text.cost)
-        self._beside = DECAY * self._beside[0] + text.tokens, DECAY * self._beside[1] + text.cost
+        self._text_beside = (
+            DECAY * self._text_beside[0] + text.tokens,
+            DECAY * self._text_beside[1] + text.cost,
+        )
         self._gain, self._steps = self._gain + gain, self._steps + 1.0
         total, steps = self._overall
         self._overall = GAIN_DECAY * total + gain, GAIN_DECAY * steps + 1.0

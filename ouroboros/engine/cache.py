@@ -64,7 +64,7 @@ class ModelInfo:
 
 def tolerance(dtype: torch.dtype) -> float:
     """Return the largest allowed `logit_error` between two calls."""
-    return 5e-4 if dtype in (torch.float32, torch.float64) else 0.15
+    return 5e-4 if dtype in (torch.float32, torch.float64) else 0.1
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:

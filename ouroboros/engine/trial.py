@@ -1,7 +1,7 @@
 """Trial calls that compare an engine with the model's own modules, and joint with single calls.
 
-Trials score the text of `ModelInfo`, which the model itself drew, and allow four times the model's
-own rounding on it. The first token is never compared: real models have huge activations there,
+Trials score the text of `ModelInfo`, which the model itself drew, and allow the rounding of
+`ModelInfo.tolerance`. The first token is never compared: real models have huge activations there,
 which bfloat16 rounds coarsely.
 """
 
@@ -19,7 +19,6 @@ from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import Static
 
 TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
-DECOY = 0  # a token id
 
 
 @torch.inference_mode()
@@ -53,13 +52,13 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
 
 
 def _branched(text: Sequence[int]) -> tuple[TokenTree, list[int]]:
-    """Return a tree of as many nodes as `text` has tokens, and its longest path, which has the
-    beginning of the text. Every fourth node is a decoy, another child of the path's last node."""
+    """Return a tree of as many nodes as `text` has tokens, and its longest path, which spells
+    the start of the text. Every fourth node is a decoy, another child of the path's last node."""
     path: list[int] = []
     tokens, parents = list[int](), list[int]()
     for node in range(len(text)):
         parents.append(path[-1] if path else -1)
-        tokens.append(DECOY if node % 4 == 1 else text[len(path)])
+        tokens.append(0 if node % 4 == 1 else text[len(path)])
         if node % 4 != 1:
             path.append(node)
     return TokenTree(tuple(tokens), tuple(parents)), path

