@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from ouroboros.models.vocab import eos_ids
 
 LONGEST = 8  # draft tokens of a predicted step
 RACED = ("greedy", "speculative", "ouroboros")
+USEFUL = 0.3  # agreement at T = 0
 PROMPTS, NEW, RACE_S = 6, 96, 60.0  # of the measured speedup: most prompts, tokens, seconds
 CARD = """\
 ---
@@ -106,6 +108,9 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     shutil.rmtree(folder / "work")
     print(table)
     print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
+    if made.trained[0.0] < USEFUL:
+        more = f"trained on {made.tokens} tokens, agrees too rarely to help: give more minutes"
+        print(f"warning: this draft, {more} or layers, and another out", file=sys.stderr)
     print(f"use it: ouroboros bench model=hf model.target={spec.target} model.draft={folder}")
     return 0, document
 

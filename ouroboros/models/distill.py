@@ -45,6 +45,7 @@ TOP = 32  # recorded tokens at each position
 TOGETHER, WAVE = 32, 128  # texts that share calls; texts between two saves
 HELD_OUT, FEWEST = 16, 8  # most prompts that measure agreement; fewest prompts that are accepted
 QUESTION, OPENING = 96, 24  # most tokens of a made user turn, and of the start of a plain text
+LEAST_STEPS = 64  # a busy machine spends a short budget before there is a text to train on
 LOOP = 64  # a text ends if this many last tokens have a period of less than half of them
 READ = 256  # the draft reads only the end of a prompt, as in runs (`draft_context`)
 WRITING, TRAINING = 0.45, 0.9  # share of the minutes for writing; share after which training ends
@@ -292,7 +293,8 @@ def write(
     until: float | None = None,
 ) -> Iterator[Text]:
     """Yield the texts of `jobs` as they end: at one of the ids `ends`, after `max_new` tokens, or
-    if they repeat themselves. At `until`, in seconds of `time.perf_counter`, all end."""
+    if they repeat themselves. At `until`, in seconds of `time.perf_counter`, all end, but not before
+    `LEAST_STEPS` tokens of each."""
     records: dict[Decoding, tuple[Recorder, float, int]] = {}
 
     def begun() -> Iterator[Decoding]:
@@ -302,8 +304,9 @@ def write(
             records[one := begin(target, RootOnly(), prompt, **how)] = record, temperature, seed
             yield one
 
-    for live in together(begun(), 1 if target.why_not_together() else TOGETHER):
-        late = until is not None and time.perf_counter() > until
+    size = 1 if target.why_not_together() else TOGETHER
+    for step, live in enumerate(together(begun(), size)):
+        late = until is not None and step >= LEAST_STEPS and time.perf_counter() > until
         for one in live:
             prompt, new = one.trace.tokens[: one.trace.prompt_len], one.trace.new_tokens
             if late or any(new[n - LOOP :] == new[-LOOP:-n] for n in range(1, LOOP // 2)):

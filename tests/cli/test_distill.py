@@ -35,8 +35,9 @@ def test_a_draft_in_one_command(run_distill, document, tmp_path):
     prompts = tmp_path / "mine.txt"
     prompts.write_text("\n---\n".join(f"def f{n}(x):" for n in range(12)))
     out = tmp_path / "draft"
-    code, text, _ = run_distill(f"prompts={prompts}", f"out={out}")
+    code, text, told = run_distill(f"prompts={prompts}", f"out={out}")
     found = json.loads(text.splitlines()[-1])
+    assert ("agrees too rarely to help" in told) is (found["trained"]["0.0"] < 0.3)
     assert not code and found["out"] == str(out) and found["layers"] == [2]
     assert set(found["trained"]) == {"0.0", "0.8"} and found["draft_cost"] > 0
     assert set(found["measured_speedup"]) == {"speculative", "ouroboros"}

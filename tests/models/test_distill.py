@@ -11,7 +11,15 @@ from transformers import AutoModelForCausalLM, Trainer
 
 from ouroboros import CachedModel
 from ouroboros.models import distill as distilling
-from ouroboros.models.distill import Recipe, agreement, chosen_layers, distill, pruned
+from ouroboros.models.distill import (
+    LEAST_STEPS,
+    Recipe,
+    agreement,
+    chosen_layers,
+    distill,
+    pruned,
+    write,
+)
 
 RECIPE = Recipe(layers=2, head=200, tokens=600, max_new=16)
 CHAT = "<s>user\n{{ messages[0].content }}\nassistant\n"
@@ -116,6 +124,12 @@ def test_time_ends_the_writing_and_plans_the_steps(target, tmp_path):
     made = distill(target, None, Recipe(layers=1, minutes=0.02, max_new=400), tmp_path)
     assert made.texts < 200 and made.head == target.vocab_size
     assert made.layers == [3]
+
+
+def test_a_budget_that_is_spent_at_once_still_gives_texts(target):
+    jobs = [([1, 2, n], 0.8, n) for n in range(3)]
+    texts = list(write(target, jobs, 400, (), until=0.0))
+    assert [len(text.new) for text in texts] == [LEAST_STEPS + 1] * 3
 
 
 @pytest.mark.parametrize(
