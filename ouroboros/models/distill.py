@@ -293,8 +293,8 @@ def write(
     until: float | None = None,
 ) -> Iterator[Text]:
     """Yield the texts of `jobs` as they end: at one of the ids `ends`, after `max_new` tokens, or
-    if they repeat themselves. At `until`, in seconds of `time.perf_counter`, all end, but not before
-    `LEAST_STEPS` tokens of each."""
+    if they repeat themselves. At `until`, in seconds of `time.perf_counter`, all end, if
+    `LEAST_STEPS` steps were made."""
     records: dict[Decoding, tuple[Recorder, float, int]] = {}
 
     def begun() -> Iterator[Decoding]:
