@@ -47,6 +47,8 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     folder = result.folder
     summary = make_report(folder)
     print_summary(summary)
+    if busy := summary.facts.busy:
+        say(f"the {busy}: times and their order may change; repeat the run when it is idle")
     for line in (*summary.problems, f"summary: {folder.path / 'summary.json'}"):
         say(line)
     failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples

@@ -19,8 +19,10 @@ PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.
 def check_folder(name: str) -> None:
     """Raise `ValueError` if a model's name can only be a folder's, and there is no such folder.
     transformers would report it as a malformed hub id."""
+    path = Path(name)
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
-    if is_folder and not Path(name).exists():
+    is_folder |= len(path.parts) > 1 and path.parent.is_dir()  # such as drafts/mine
+    if is_folder and not path.exists():
         raise ValueError(f"cannot load {name!r}: there is no such folder ({HUB})")
 
 

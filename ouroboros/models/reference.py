@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from ouroboros.engine.cpu_intrinsics import can_multiply
 from ouroboros.models.load import model_path
 
 
@@ -24,11 +25,13 @@ class ReferencePair(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-def reference(*, dtype: torch.dtype = torch.float32) -> ReferencePair:
-    """Load the reference pair in `dtype` on the CPU; return (target, draft, tokenizer).
+def reference(*, dtype: torch.dtype | None = None) -> ReferencePair:
+    """Load the reference pair on the CPU; return (target, draft, tokenizer).
 
+    The dtype is by default that of the commands: bfloat16 if the CPU kernels have it, else float32.
     The tokenizer pads on the left, as generation needs it. Raises `ValueError` if the target is not
     installed."""
+    dtype = dtype or (torch.bfloat16 if can_multiply(bfloat16=True) else torch.float32)
     folders = [model_path(f"reference/{role}") for role in ("target", "draft")]
     target, draft = (LlamaForCausalLM.from_pretrained(folder, dtype=dtype) for folder in folders)
     return ReferencePair(

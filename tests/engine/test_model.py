@@ -192,12 +192,14 @@ def test_logits_that_are_no_numbers_are_named(dtype, value, remedy):
         CachedModel(model)
 
 
-def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path):
+def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot load") as refusal:
         CachedModel.from_pretrained(str(tmp_path))
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
     assert "no such folder" not in str(refusal.value)
-    for name in (str(tmp_path / "none"), "./none", "~/none"):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drafts").mkdir()
+    for name in (str(tmp_path / "none"), "./none", "~/none", "drafts/none"):
         with pytest.raises(ValueError, match=f"cannot load '{name}': there is no such folder"):
             CachedModel.from_pretrained(name)
 

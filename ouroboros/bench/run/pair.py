@@ -41,7 +41,8 @@ def load_pair(
     engines that engine=auto chose in the run to resume. Raises a one-line `ValueError` if a model
     cannot be loaded, or if the vocabularies do not match."""
     roles = ("target", "draft")[: 1 + with_draft]
-    spec.path(roles[-1])
+    for role in roles:
+        check_folder(spec.path(role))
     models = {role: load_model(spec, role, (engines or {}).get(role)) for role in roles}
     pair = Pair(models["target"], models.get("draft"))
     if pair.draft is not None:
