@@ -35,8 +35,11 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     def measured(pair: Pair) -> Costs | None:
         return Costs.load(probe) if probe and probe.exists() else None
 
-    swept = HydraConfig.get().mode == RunMode.MULTIRUN
-    load = kept_pair if swept else load_pair
+    hydra, load = HydraConfig.get(), load_pair
+    if hydra.mode == RunMode.MULTIRUN:
+        load = kept_pair
+        if not hydra.job.num:
+            _kept.clear()
     result = run(config, say=say, progress=True, measure_costs=measured, load=load)
     costs = result.bench.costs
     if probe and result.first and costs and "spread" in costs.about:

@@ -13,7 +13,7 @@ from tiny import mostly_slow
 
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.pair import Pair, PairSpec
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import bench, common
 from ouroboros.core.instantiate import find_class
@@ -177,10 +177,15 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert run_bench(*tiny, *warm)[0] == 0
 
 
-def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
+def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair, monkeypatch):
+    loaded: list = []
+    monkeypatch.setattr(
+        "ouroboros.cli.bench.load_pair", lambda *a, **how: loaded.append(1) or load_pair(*a, **how)
+    )
     tiny = ["decoder=[greedy,prompt_lookup]", "task.limit=1", "max_new=4", "results_dir=swept"]
     code, out, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0, err
+    assert loaded == [1], "both jobs use the same models"
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0 and "job 1: " in err, "finished jobs are skipped"
