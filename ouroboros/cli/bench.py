@@ -35,11 +35,7 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     def measured(pair: Pair) -> Costs | None:
         return Costs.load(probe) if probe and probe.exists() else None
 
-    hydra, load = HydraConfig.get(), load_pair
-    if hydra.mode == RunMode.MULTIRUN:
-        load = kept_pair
-        if not hydra.job.num:
-            _kept.clear()
+    load = kept_pair if HydraConfig.get().mode == RunMode.MULTIRUN else load_pair
     result = run(config, say=say, progress=True, measure_costs=measured, load=load)
     costs = result.bench.costs
     if probe and result.first and costs and "spread" in costs.about:

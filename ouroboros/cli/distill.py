@@ -109,8 +109,8 @@ def distill(options: DistillOptions) -> tuple[int, dict]:
     print(table)
     print(f"a draft call takes {ratio:.2f} target calls; measured at T = 0: {words}")
     if made.trained[0.0] < USEFUL:
-        more = f"trained on {made.tokens} tokens, agrees too rarely to help: give more minutes"
-        print(f"warning: this draft, {more} or layers, and another out", file=sys.stderr)
+        rare = f"warning: after {made.tokens} tokens the draft agrees too rarely to help"
+        print(f"{rare}: give more minutes or layers, and another out", file=sys.stderr)
     print(f"use it: ouroboros bench model=hf model.target={spec.target} model.draft={folder}")
     return 0, document
 

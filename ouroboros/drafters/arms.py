@@ -49,10 +49,7 @@ class Arms:
         self._cost = dict.fromkeys(PRIOR, WEIGHT)
         self._overall = GAIN * GAIN_STEPS, GAIN_STEPS  # gain and steps of all prompts
         self._gain, self._steps = GAIN * NEW_STEPS, NEW_STEPS
-        self._text_beside = (
-            PRIOR[Arm.TEXT] * WEIGHT,
-            WEIGHT,
-        )  # the text's outcomes in such steps
+        self._beside = Outcome(PRIOR[Arm.TEXT] * WEIGHT, WEIGHT)  # the text's, in such steps
         self._spent, self._lost, self._trial = 0.0, -FIRST_LOSS, 0
 
     def begin_prompt(self) -> None:
@@ -105,12 +102,10 @@ class Arms:
 
     def compare(self, drafted: Outcome, text: Outcome) -> None:
         """Count the gain of a step with draft calls over drafting from the text alone (`text`)."""
-        rate = max(PLAIN_RATE, self._text_beside[0] / self._text_beside[1])
+        rate = max(PLAIN_RATE, self._beside.tokens / self._beside.cost)
         gain = (drafted.tokens - text.tokens) / rate - (drafted.cost - text.cost)
-        self._text_beside = (
-            DECAY * self._text_beside[0] + text.tokens,
-            DECAY * self._text_beside[1] + text.cost,
-        )
+        tokens, cost = self._beside
+        self._beside = Outcome(DECAY * tokens + text.tokens, DECAY * cost + text.cost)
         self._gain, self._steps = self._gain + gain, self._steps + 1.0
         total, steps = self._overall
         self._overall = GAIN_DECAY * total + gain, GAIN_DECAY * steps + 1.0

@@ -11,6 +11,7 @@ difference, so weights are upcast to float32 for the trial.
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,11 +100,12 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
                 for own in (slice(0, half), slice(half, None)):
                     parts.append(_logits(model, info, chain[own], positions[own], None, other))
                 rounded = torch.cat(parts, dim=1)
-            moved_by = largest_error if dtype in HALF else logit_error
-            rounding = moved_by(rounded[:, 1:], plain[:, 1:])
-            apart = logit_error(rounded[:, 1:], plain[:, 1:])
-            info = replace(info, layers=shapes, text=chain, rounding=apart)
-            bound = max(HALF_BOUND, 2 * rounding) if dtype in HALF else tolerance(dtype)
+            rounding = logit_error(rounded[:, 1:], plain[:, 1:])
+            info = replace(info, layers=shapes, text=chain, rounding=rounding)
+            moved_by, bound = logit_error, tolerance(dtype)
+            if dtype in HALF:
+                moved_by = largest_error
+                bound = max(HALF_BOUND, 2 * moved_by(rounded[:, 1:], plain[:, 1:]))
             error = moved_by(among[:, tree.path_to(len(tree) - 1)][:, 1:], plain[:, 1:])
             if error < bound:
                 past.crop(-4)
@@ -202,10 +204,8 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 
 def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters and buffers that a module holds itself."""
-    yield from (
-        w for w in (*module._parameters.values(), *module._buffers.values()) if w is not None
-    )
+    """Return the parameters and buffers that a module holds itself."""
+    return itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
 
 
 @contextmanager

@@ -24,7 +24,6 @@ SCORES = ("pass@1", "exact_match", "bleu", "rougeL")
 """Names of task scores; a table shows the first that a run has."""
 NAMES = {
     "ouroboros": "Ouroboros",
-    "ouroboros_warm": "Ouroboros (warm)",
     "ouroboros_text": "Ouroboros (no draft)",
     "ouroboros_paper": "published (cold)",
     "ouroboros_paper_warm": "published (warm)",

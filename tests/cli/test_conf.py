@@ -2,6 +2,7 @@
 
 import json
 import logging
+from unittest.mock import Mock
 
 import pytest
 from bench_models import tiny_pair
@@ -177,15 +178,20 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert run_bench(*tiny, *warm)[0] == 0
 
 
+def test_a_busy_machine_is_told_after_the_table(run_bench, monkeypatch):
+    monkeypatch.setattr("psutil.cpu_percent", lambda percpu: [1000.0] * 512)
+    code, _, err = run_bench("decoder=[greedy]", "task.limit=1", "max_new=4", "timing=true")
+    assert code == 0 and "repeat the run when it is idle" in err
+
+
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair, monkeypatch):
-    loaded: list = []
-    monkeypatch.setattr(
-        "ouroboros.cli.bench.load_pair", lambda *a, **how: loaded.append(1) or load_pair(*a, **how)
-    )
+    loading = Mock(side_effect=load_pair)
+    monkeypatch.setattr("ouroboros.cli.bench.load_pair", loading)
+    monkeypatch.setattr("ouroboros.cli.bench._kept", {})
     tiny = ["decoder=[greedy,prompt_lookup]", "task.limit=1", "max_new=4", "results_dir=swept"]
     code, out, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0, err
-    assert loaded == [1], "both jobs use the same models"
+    assert loading.call_count == 1, "both jobs use the same models"
     assert json.loads(out.splitlines()[-1])["results"].endswith("001")
     code, _, err = run_bench("decoder.prompt_lookup.num_tokens=2,4", *tiny, "-m")
     assert code == 0 and "job 1: " in err, "finished jobs are skipped"

@@ -28,6 +28,7 @@ COMMANDS: dict[str, Callable[..., list[str]]] = {
 MISTAKES = {
     "model.target=no/such": "'no/such': We couldn't connect",
     "model=nosuch": "there is no model 'nosuch'; choose from codellama-34b-7b",
+    "model.draft=./nosuch": "cannot load './nosuch': there is no such folder",
     "model.draft=damaged": "cannot load 'damaged': its weights are damaged (Error while des",
     "model.draft=other": "the tokenizers differ: id 258 is 'ab' for the target and",
     "model.device=nowhere": "model.device=nowhere: give cpu, cuda or cuda:<number>",

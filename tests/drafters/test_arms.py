@@ -56,6 +56,7 @@ def test_trials_of_a_worthless_draft_pay_for_reading_and_not_for_the_text():
 
 
 def test_reading_a_prompt_pays_if_enough_steps_will_call_the_draft():
-    arms, rates = Arms(), {Arm.PLAIN: 1.0, Arm.TEXT: 1.25, Arm.DRAFT: 2.5}
-    simulated(arms, rates, 200)  # each has 5 tokens for 2; from the text they would cost 4
+    arms = Arms()
+    for _ in range(200):  # 3 more tokens, which cost 2.4 from the text, for 0.4 more
+        arms.compare(Outcome(5.0, 2.0), Outcome(2.0, 1.6))
     assert arms.pays(18.0, 10) and not arms.pays(21.0, 10)

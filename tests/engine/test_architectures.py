@@ -152,10 +152,11 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, most):
     )
     before = {name: (own.data_ptr(), own.dtype) for name, own in good.named_parameters()}
     computed = set()
-    good.lm_head.register_forward_hook(lambda *found: computed.add(found[-1].dtype))
+    first = good.model.layers[0].mlp.up_proj.weight
+    good.lm_head.register_forward_hook(lambda *found: computed.add((found[-1].dtype, first.dtype)))
     info = support.check_tree_support(good)
     assert {layer.dtype for layer in info.layers} == {torch.bfloat16}
-    assert torch.float32 in computed
+    assert (torch.float32, torch.float32 if most else torch.bfloat16) in computed
     assert not good.lm_head._forward_pre_hooks
     assert {n: (own.data_ptr(), own.dtype) for n, own in good.named_parameters()} == before
     with pytest.raises(ValueError, match=r"its logits move by 0\.0[2-9]"):
@@ -163,6 +164,21 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, most):
     monkeypatch.setattr(support, "_widened", lambda model: nullcontext(model.dtype))
     with pytest.raises(ValueError, match=r"its logits move by 0\.[4-9]"):  # as if quantised
         support.check_tree_support(bad)
+
+
+def test_weights_that_cannot_be_upcast_stay_as_they_are(monkeypatch, caplog):
+    """As those that another module uses, or for lack of memory."""
+    monkeypatch.setattr(support, "WIDENED_BYTES", 0)
+    model, computed = build(config_of("llama", {}), dtype=torch.bfloat16), set()
+
+    def refuse(*found):
+        computed.add(found[-1].dtype)
+        if found[-1].dtype == torch.float32:
+            raise RuntimeError("expected bfloat16")
+
+    model.lm_head.register_forward_hook(refuse)
+    assert support.check_tree_support(model).dtype == torch.bfloat16
+    assert computed == {torch.bfloat16, torch.float32} and "not upcast" in caplog.text
 
 
 def test_a_call_that_fails_for_another_reason_is_refused_for_that_reason(monkeypatch):

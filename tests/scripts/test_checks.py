@@ -34,6 +34,11 @@ def test_shapes_have_fewer_layers_where_memory_is_short(memory_gib, layers):
         assert all(("@" in name) == bool(layers) for name in found)
 
 
+def test_shapes_that_name_their_layers_lose_the_same_share():
+    found = fitting(["yi-34b", "yi-34b@8"], context=2048, memory_bytes=70 << 30)
+    assert found == ["yi-34b@48", "yi-34b@6"]
+
+
 @pytest.mark.parametrize(("target_ms", "passed"), [(10, True), (11, False)])
 def test_slow_calls_on_a_gpu_fail_and_their_share_is_printed(
     target_ms, passed, tmp_path, monkeypatch, capsys
