@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ouroboros import StepRecord, TokenTree
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.tree_recorder import ProposedTree
 from ouroboros.costs import CostModel, Costs, Surface
 
 

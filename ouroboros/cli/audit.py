@@ -24,11 +24,10 @@ from ouroboros.models.vocab import eos_ids
 
 
 def audit(words: Sequence[str], overrides: Sequence[str]) -> tuple[int, dict]:
-    """Audit a run (`words`: its folder), or files of completions; write audit.jsonl and audit.md;
-    print the verdicts. `overrides` are those of the run's config, or of the models for files.
-
-    Returns the exit code (1: a BUG, 2: a completion that could not be judged) and the document.
-    """
+    """Audit a run (`words`: its folder), or files of completions; write audit.jsonl and
+    audit.md; print the verdicts. `overrides` are those of the run's config, or of the models for
+    files. Return the exit code (1: a BUG, 2: a completion that could not be judged) and the
+    document."""
     check_syntax("audit", overrides)
     first, *others = files = list(map(Path, words))
     if first.is_file():

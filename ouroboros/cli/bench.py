@@ -1,8 +1,4 @@
-"""Run decoders over a task on one pair of models, and compare them: `ouroboros bench`.
-
-Jobs that a launcher runs in parallel on one device
-slow each other down, so they may only count calls and tokens (`timing=false`).
-"""
+"""Run decoders over a task on one pair of models, and compare them: `ouroboros bench`."""
 
 from __future__ import annotations
 
@@ -19,14 +15,14 @@ from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.identity import identity
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.run import run
-from ouroboros.cli.main import SOME_FAILED
+from ouroboros.cli.common import SOME_FAILED
 from ouroboros.cli.report import print_summary
 from ouroboros.costs import Costs
 
 
 def bench(options: RunConfig) -> tuple[int, dict | None]:
-    """Run the benchmark, write the report, print the tables; return the exit code (see the help)
-    and the JSON document (None on other ranks than 0)."""
+    """Run the benchmark, write the report, print the tables; return the exit code and the JSON
+    document (None on other ranks than 0)."""
     config, probe = run_config(options)
 
     def say(line: str) -> None:  # stderr is replaced in other ranks than 0
@@ -68,7 +64,7 @@ _kept: dict[str, Pair] = {}
 
 
 def kept_pair(spec: PairSpec, **how) -> Pair:
-    """Like `load_pair`, for the jobs of a sweep: a pair that the next job needs too is kept."""
+    """Like `load_pair`; in a sweep, keep a pair that the next job needs too."""
     key = identity(asdict(spec), how, torch.get_num_threads())
     if key not in _kept:
         _kept.clear()  # two pairs may not fit in memory
@@ -77,12 +73,10 @@ def kept_pair(spec: PairSpec, **how) -> Pair:
 
 
 def run_config(options: RunConfig) -> tuple[RunConfig, Path | None]:
-    """Return this job's config and, in a timed sweep without `costs`, the file of call costs that
-    all jobs on the same models share, so that jobs differ in settings, not in measured costs.
-
-    Each job of a sweep has a separate results folder. Raises `ValueError` if a job is timed while
-    others may share its device.
-    """
+    """Return this job's config and, in a timed sweep without `costs`, the file of call costs
+    that all jobs on the same models share, so that jobs differ in settings, not in measured
+    costs. Each job has a separate results folder. Raises `ValueError` if a job is timed while
+    others may share its device."""
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return options, None

@@ -1,18 +1,21 @@
-"""Helpers that commands share: composed options, and one-line errors."""
+"""Compose a command's options with Hydra, and print its errors as one line."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -28,15 +31,16 @@ from ouroboros.core.instantiate import unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-CALLERS = (
-    *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
-    *(ImportError, KeyboardInterrupt),
+CALLERS: tuple[type[BaseException], ...] = (
+    *(ValueError, TypeError, OSError, ImportError, KeyboardInterrupt),
+    *(HydraException, OmegaConfBaseException),
 )
 """Errors that the user can fix, and Ctrl-C; `main` prints them in one line."""
-PATHS = (
-    *("results_dir", "path", "target", "draft", "recording", "costs", "revision", "out"),
-    *("tokenizer", "prompts", "pool"),
-)
+PRINTED = "printed by the job of a sweep"
+SOME_FAILED = 3
+"""The exit code of a run in which some samples failed."""
+PATHS = {"results_dir", "path", "target", "draft", "recording", "costs", "revision", "out"}
+PATHS |= {"tokenizer", "prompts", "pool"}
 """Options whose values are texts, even if they look like numbers (2026_11_27)."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 
@@ -48,11 +52,9 @@ def composed(overrides: Sequence[str]) -> Any:
 
 
 def typed(cfg: DictConfig) -> Any:
-    """Return a composed config as an object of its command's dataclass.
-
-    Decoders that an experiment configures but `decoder=[...]` omits are dropped. Raises
-    `ValueError` for an unknown decoder or one whose draft is not `model.draft`.
-    """
+    """Return a composed config as an object of its command's dataclass, without decoders that an
+    experiment configures but `decoder=[...]` omits. Raises `ValueError` for an unknown decoder
+    or one whose draft is not `model.draft`."""
     options: Any = OmegaConf.to_object(cfg)
     decoders = getattr(options, "decoder", {})
     for name in [name for name, own in decoders.items() if "_target_" not in own]:
@@ -72,18 +74,58 @@ def parsed(overrides: Sequence[str]) -> dict[str, Any]:
     return {one.key_or_group: one.value() for one in read}
 
 
+def run_hydra(name: str, argv: Sequence[str], run: Callable[[Any], int]) -> int:
+    """Compose a command's config and call `run` with it (in a sweep once per job); return the exit
+    code.
+
+    A sweep skips finished jobs, and continues after failed samples (its exit code is then that of
+    such a job) and after jobs that cannot run.
+    """
+    failure, ended = list[BaseException](), {0}
+
+    def job(cfg: DictConfig) -> None:
+        sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        try:
+            code = run(typed(cfg))
+        except CALLERS as error:
+            if not sweep:
+                failure.append(error)  # Hydra would print an extra line
+                return
+            from ouroboros.bench.run.folder import Finished
+
+            print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
+            error.add_note(PRINTED)
+            if not isinstance(error, Finished):
+                raise
+            return
+        if code and not (sweep and code == SOME_FAILED):
+            sys.exit(code)
+        ended.add(code)
+
+    argv = sorted(argv, key=lambda word: word not in ("-m", "--multirun"))  # Hydra wants -m first
+    check_syntax(name, argv)
+    sys.argv = [f"ouroboros {name}", *map(quoted, argv)]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
+    try:
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=name)(job)()
+    except SystemExit as end:
+        return int(end.code or 0)
+    if failure:
+        raise failure[0]
+    return max(ended)
+
+
 def check_syntax(command: str, arguments: Sequence[str]) -> None:
     """Raise `ValueError` for an argument that is neither NAME=VALUE nor a flag of Hydra's."""
     read, flags = get_args_parser().parse_known_args(list(arguments))
-    for word in [*flags, *(one for one in read.overrides if "=" not in one and one[:1] != "~")]:
+    for word in [*flags, *(word for word in read.overrides if "=" not in word and word[:1] != "~")]:
         remedy = f"write options as NAME=VALUE; 'ouroboros {command} --help' lists them"
         raise ValueError(f"{word}: {remedy}")
 
 
 def quoted(override: str) -> str:
-    """Quote the value of an override NAME=VALUE if it is a path, which Hydra may not parse or may
-    read as a number, and expand its leading ~. In stop strings, expand the escapes \\n, \\t and
-    \\r, which shells leave as they are. Lists, sweeps and other arguments are unchanged.
+    """Quote the value of an override NAME=VALUE if it is a path, and expand its leading ~; expand
+    the escapes of stop strings. Lists, sweeps and other arguments are unchanged.
 
     >>> quoted("results_dir=2026_11_27"), quoted("task.path=a(1).txt"), quoted("task.limit=3")
     ("results_dir='2026_11_27'", "task.path='a(1).txt'", 'task.limit=3')
@@ -106,11 +148,10 @@ def terminal() -> Console:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line with the remedy; for an unknown option or config, with the
-    closest match and the known names."""
+    """Return an error as one line with the remedy."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: rerun bench, profile, tune or distill with the same folder to resume"
+        return "interrupted: rerun bench, tune or distill with the same folder to resume"
     if isinstance(error, ModuleNotFoundError):
         package, remedy = str(error.name).split(".")[0], "pip install 'ouroboros-decoding[bench]'"
         return f"this needs {package}, which is not installed: {remedy}"

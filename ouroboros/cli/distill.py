@@ -1,7 +1,4 @@
-"""Make a draft for a model, from the model itself: `ouroboros distill`.
-
-`ouroboros.models.distill` does the work.
-"""
+"""Make a draft for a model, from the model itself: `ouroboros distill`."""
 
 from __future__ import annotations
 
@@ -130,8 +127,8 @@ def predicted_speedup(costs: Costs, rate: float) -> float:
 def measured_speedup(
     target: CachedModel, draft: CachedModel, costs: Costs, prompts: list[list[int]]
 ) -> dict[str, float]:
-    """Return each decoder's speedup over greedy at temperature 0, prefill included, on a few of the
-    prompts; the decoders alternate. The first prompt is decoded twice, to warm up."""
+    """Return each decoder's speedup over greedy at temperature 0, prefill included, on a few of
+    the prompts; the decoders alternate."""
     eos, spent = eos_ids(target), dict.fromkeys(RACED, 0.0)
     began = time.perf_counter()
     decoders = {name: make_decoder(name, draft, costs=costs) for name in RACED}

@@ -1,7 +1,6 @@
 """Decode one prompt and show the source of each token: `ouroboros generate`.
 
-On a terminal, drafted text is coloured by its source, in the colours of a report's page; the
-target's own tokens have the default colour. Elsewhere the text is plain.
+On a terminal, drafted text is coloured by its source, as on a report's page; elsewhere it is plain.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -48,22 +48,12 @@ Piece = tuple[str, str]
 
 class Runner:
     """One decoder on one prompt, with its text so far. `seconds` counts only the time in `step`, so
-    decoders that take turns are timed separately. `chat` says that the prompt uses a chat template;
-    `options` are those of `decode.stream`."""
+    decoders that take turns are timed separately. `options` are those of `decode.stream`."""
 
     def __init__(
-        self,
-        name: str,
-        target: CachedModel,
-        drafter: Drafter,
-        prompt: Sequence[int],
-        *,
-        chat: bool = False,
-        **options,
+        self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
     ) -> None:
-        self.name, self.exact, self.chat = name, target.exact, chat
-        self.eos = options.get("eos", ())
-        self.dtype = str(target.dtype).removeprefix("torch.")
+        self.name, self.target, self.eos = name, target, options.get("eos", ())
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
@@ -71,11 +61,7 @@ class Runner:
         self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
-        """Run one decoding step; return the text that it added, [] at the end.
-
-        A token that ends inside a character adds ""; the token that completes it adds the whole
-        character.
-        """
+        """Run one decoding step; return the text that it added, [] at the end."""
         started = time.perf_counter()
         trace = next(self._traces, None)
         self.seconds += time.perf_counter() - started
@@ -91,14 +77,12 @@ class Runner:
         self.calls += 1
         return added
 
-    def figures(self) -> tuple[str, str]:
-        """Return two lines of text: tokens, seconds and tokens/s; tokens per target call."""
+    def figures(self) -> list[str]:
+        """Return tokens, seconds and tokens/s; and tokens per target call."""
         count = len(self.tokens)
         rate = count / self.seconds if self.seconds else 0.0
-        return (
-            f"{count} tokens in {self.seconds:.2f} s, {rate:.1f} tokens/s",
-            f"{count / max(1, self.calls):.2f} tokens per target call",
-        )
+        speed = f"{count} tokens in {self.seconds:.2f} s, {rate:.1f} tokens/s"
+        return [speed, f"{count / max(1, self.calls):.2f} tokens per target call"]
 
 
 def generate(config: GenerateOptions, words: Sequence[str]) -> tuple[int, None]:
@@ -111,14 +95,14 @@ def generate(config: GenerateOptions, words: Sequence[str]) -> tuple[int, None]:
     console = Console(highlight=False)
     disable_progress_bar()
     with console.status("loading"):
-        runners = load_runners(config, text)
-    prompt = text + "\n\n" * runners[0].chat, "given"
-    race, interrupted = len(runners) > 1, False
+        runners, chat = load_runners(config, text)
+    unwritten, race = [(text + "\n\n" * chat, "given")], len(runners) > 1
     live = None
     if race and console.is_terminal:
         live = Live(console=console, auto_refresh=False, transient=True)
-        write(console, [prompt, ("\n", "")])
-    unwritten = [prompt]
+    if live:
+        write(console, [*unwritten, ("\n", "")])
+    interrupted = False
     try:
         with live or nullcontext():
             for added in turns(runners):
@@ -133,45 +117,44 @@ def generate(config: GenerateOptions, words: Sequence[str]) -> tuple[int, None]:
         console.print(columns(runners, console, whole=True), "")
     elif race:
         for runner in runners:
-            console.file.write(f"== {runner.name}\n")
-            write(console, [prompt, *runner.pieces, ("\n\n", "")])
+            write(console, [(f"== {runner.name}\n", ""), *unwritten, *runner.pieces, ("\n\n", "")])
     else:
-        console.file.write("\n\n")
-    console.print(*closing_lines(runners, console), sep="\n", soft_wrap=True)
+        write(console, [("\n\n", "")])
+    console.print(*closing_lines(runners, console, chat=chat), sep="\n", soft_wrap=True)
     return 130 if interrupted else 0, None
 
 
-def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return one warmed-up runner per decoder, each with its own target cache.
+def load_runners(config: RunConfig, prompt: str) -> tuple[list[Runner], bool]:
+    """Load the models; return a warmed-up runner per decoder, each with its own target cache, and
+    whether the prompt uses a chat template.
 
-    Raises `ValueError` if a decoder runs on another engine or the prompt cannot be decoded.
+    Raises `ValueError` if a decoder runs on another engine.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
-    target, costs = pair.target, load_costs(config.costs)
-    own = config.task.for_tokenizer(target.tokenizer).options
-    how: dict = {name: own[name] for name in ("template", "template_args")}
-    task = Prompts(path=BUNDLED, **how)
+    target, own = pair.target, config.task.for_tokenizer(pair.target.tokenizer).options
+    task: Any = Prompts(path=BUNDLED, template=own["template"], template_args=own["template_args"])
     example = task.prompt.example("prompt", {"prompt": prompt}, {})
-    bench = build(config, task, [example], pair, costs=costs)  # type: ignore[arg-type]
+    bench = build(config, task, [example], pair, costs=load_costs(config.costs))
     ids, warm_up = map(bench.prompts.ids, (example, WARM_UP))
     choose = bench.sampling.choose(example.id, 0, vocab=target.vocab_size)
     options: dict = {"choose": choose, "eos": bench.eos, "max_new": bench.max_new}
     runners: list[Runner] = []
     for name, make in bench.decoders.items():
         if runners:  # the same weights, with a separate cache
-            how = {"engine": "fused" if target.exact else config.model.engine}
+            how: dict = {"engine": "fused" if target.exact else config.model.engine}
             how |= {"tokenizer": target.tokenizer, "max_len": target.max_len}
             target = CachedModel(target.model, **how)
-        first, drafter = make(), make()
-        if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
+        drafter = make()
+        if not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")
         for model in (target, DrafterCapabilities.of(drafter).draft):
             if model is not None:
                 model.prepare(len(ids) + bench.max_new)
+        first: Any = make()
         for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
             pass
-        runners.append(Runner(name, target, drafter, ids, chat=task.prompt.chat, **options))
-    return runners
+        runners.append(Runner(name, target, drafter, ids, **options))
+    return runners, task.prompt.chat
 
 
 def turns(runners: Sequence[Runner]) -> Iterator[list[Piece]]:
@@ -199,8 +182,8 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return a table of the runners' texts side by side, below their names and times. Unless
-    `whole`, it has only as many of the last lines as fit on the screen."""
+    """Return the runners' texts side by side, below their names and times; unless `whole`, only the
+    last lines, which fit on the screen."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []
@@ -215,18 +198,21 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
     return table
 
 
-def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
-    """Yield lines: a legend of the colours, each runner's tokens and times, and after a race
-    whether the texts are equal."""
+def closing_lines(
+    runners: Sequence[Runner], console: Console, *, chat: bool = False
+) -> Iterator[Text | str]:
+    """Yield a legend of the colours, each runner's tokens and times, and after a race whether the
+    texts are equal."""
     if console.is_terminal:
         yield Text("plain: the target's own token")
         seen = {source for runner in runners for _, source in runner.pieces}
         for name in seen & DRAFTED.keys():
             yield Text(f"{name}: {SOURCES[name][1]}", DRAFTED[name])
-    dtype, chat = runners[0].dtype, ", chat template" * runners[0].chat
+    target = runners[0].target
+    dtype = str(target.dtype).removeprefix("torch.")
     for runner in runners:
-        yield f"{runner.name}: {', '.join(runner.figures())}, {dtype}{chat}"
-    if not runners[0].exact and dtype not in ("float32", "float64"):
+        yield f"{runner.name}: {', '.join(runner.figures())}, {dtype}{', chat template' * chat}"
+    if not target.exact and dtype not in ("float32", "float64"):
         yield f"warning: in {dtype}, rounding may resolve a near tie of two tokens differently;"
         yield "model.dtype=float32 avoids this"
     if len(runners) > 1 and all(runner.done for runner in runners):

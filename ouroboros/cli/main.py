@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import signal
 import sys
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -26,7 +24,6 @@ COMMANDS = {
     "bench": "run decoders over a task on one pair of models, and compare them",
     "report": "make tables, plots and an HTML page from results folders",
     "audit": "check that a run is lossless, with a verdict on every completion",
-    "profile": "time calls of both models, and the phases of each step",
     "replay": "run drafters on recorded text, without the target",
     "tune": "search every decoder's best settings, with the same effort for each",
     "distill": "make a draft for a model, from the model itself",
@@ -34,12 +31,10 @@ COMMANDS = {
 WORDS = {"generate": '"PROMPT"', "report": "FOLDER ...", "audit": "FOLDER"}
 """Commands that take words before their options."""
 FLAGS = {
-    "generate": "model.target model.draft task.template decoder max_new temperature seed race",
-    "report": "out costs remake tokenizer wide",
+    **{"--target": "model.target", "--draft": "model.draft", "--decoder": "decoder"},
+    **{"--max-new": "max_new", "--temperature": "temperature", "--seed": "seed", "--out": "out"},
 }
 """Options that may also be given as flags, as in version 0.2: --max-new 8 is max_new=8."""
-SWITCHES = ("race", "remake", "wide")
-"""Flags without a value."""
 USAGE = f"""\
 Lossless decoding acceleration, and a benchmark of lossless decoders.
 
@@ -49,9 +44,6 @@ usage: ouroboros COMMAND [NAME=VALUE ...]
 
 'ouroboros COMMAND --help' describes a command, 'ouroboros --version' prints the
 version."""
-PRINTED = "printed by the job of a sweep"
-SOME_FAILED = 3
-"""The exit code of a run in which some samples failed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(rest):
         print((FOLDER / "help" / f"{name}.txt").read_text("utf-8"), end="")
         return 0
-    from ouroboros.cli.common import CALLERS, one_line
+    from ouroboros.cli.common import CALLERS, PRINTED, one_line
 
     try:
         return run_command(name, rest)
@@ -82,38 +74,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Split a command's arguments into words and options, and run it; return the exit code."""
+    from ouroboros.cli.common import run_hydra
+
     as_json, words = "--json" in argv, list[str]()
-    rest = [one for one in argv if one != "--json"]
-    if name in WORDS:
-        if name == "generate":  # a prompt may contain anything
-            words = rest[:1]
-        else:
-            words = list(takewhile(lambda one: "=" not in one and one[:1] != "-", rest))
-        rest = without_flags(name, rest[len(words) :])
-        if not words and not any(one[:1] == "-" for one in rest):
-            raise ValueError(
-                f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ..."
-            )
+    rest = [argument for argument in argv if argument != "--json"]
+    if name == "generate":  # a prompt may contain anything
+        words = rest[:1]
+    elif name in WORDS:
+        words = list(takewhile(lambda word: "=" not in word and word[:1] != "-", rest))
+    rest = list(without_flags(rest[len(words) :]))
+    if name in WORDS and not words and not any(word[:1] == "-" for word in rest):
+        raise ValueError(f"{WORDS[name]} is missing: ouroboros {name} {WORDS[name]} NAME=VALUE ...")
     if name == "audit":
-        return call("audit", words, rest, as_json=as_json)
-    return run_hydra(name, words, rest, as_json=as_json)
+        return call(name, words, rest, as_json=as_json)
+    given = (words,) if name in WORDS else ()
+    return run_hydra(name, rest, lambda options: call(name, options, *given, as_json=as_json))
 
 
-def without_flags(name: str, argv: Sequence[str]) -> list[str]:
-    """Return arguments with the flags in `FLAGS` written as options.
+def without_flags(argv: Sequence[str]) -> Iterator[str]:
+    """Yield arguments, with the flags in `FLAGS` written as options.
 
-    >>> without_flags("generate", ["--target", "gpt2", "--max-new=8", "--race"])
-    ['model=hf', 'model.target=gpt2', 'max_new=8', 'race=true']
+    >>> list(without_flags(["--target", "gpt2", "--max-new=8", "seed=1"]))
+    ['model=hf', 'model.target=gpt2', 'max_new=8', 'seed=1']
     """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in FLAGS.get(name, "").split():
-        how: dict = {"action": "store_const", "const": "true"} if option in SWITCHES else {}
-        flag = option.rpartition(".")[2].replace("_", "-")
-        parser.add_argument(f"--{flag}", dest=option, **how)
-    flags, rest = parser.parse_known_args(argv)
-    given = {option: value for option, value in vars(flags).items() if value is not None}
-    hub = ["model=hf"] if "model.target" in given else []
-    return [*hub, *(f"{option}={value}" for option, value in given.items()), *rest]
+    left = iter(argv)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag == "--target":
+            yield "model=hf"
+        yield f"{FLAGS[flag]}={value if equals else next(left, '')}" if flag in FLAGS else word
 
 
 def call(name: str, *arguments: Any, as_json: bool) -> int:
@@ -132,50 +121,3 @@ def call(name: str, *arguments: Any, as_json: bool) -> int:
     if document is not None and (as_json or not sys.stdout.isatty()):
         print(json.dumps(document), flush=True)
     return code
-
-
-def run_hydra(name: str, words: Sequence[str], argv: Sequence[str], *, as_json: bool) -> int:
-    """Compose a command's config and run it (in a sweep once per job); return the exit code.
-
-    A sweep continues after failed samples (its exit code is then that of such a job) and after jobs
-    that cannot run, and skips finished jobs.
-    """
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from ouroboros.cli.common import CALLERS, check_syntax, one_line, quoted, typed
-
-    rest = sorted(argv, key=lambda one: one not in ("-m", "--multirun"))  # Hydra wants -m first
-    check_syntax(name, rest)
-    sys.argv = [f"ouroboros {name}", *map(quoted, rest)]
-    failure: list[BaseException] = []
-    ended = {0}  # exit codes of the jobs
-
-    def job(cfg) -> None:
-        sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        try:
-            code = call(name, typed(cfg), *([words] if name in WORDS else []), as_json=as_json)
-        except CALLERS as error:
-            if sweep:
-                from ouroboros.bench.run.folder import Finished
-
-                print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
-                error.add_note(PRINTED)
-                if isinstance(error, Finished):
-                    return
-                raise
-            failure.append(error)  # Hydra would print an extra line
-            return
-        if code and not (sweep and code == SOME_FAILED):
-            sys.exit(code)
-        ended.add(code)
-
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
-    try:
-        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=name)(job)()
-    except SystemExit as end:
-        return int(end.code or 0)
-    if failure:
-        raise failure[0]
-    return max(ended)

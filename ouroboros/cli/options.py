@@ -23,13 +23,6 @@ class GenerateOptions(RunConfig):
 
 
 @dataclass
-class ProfileOptions(RunConfig):
-    """`ouroboros profile`: the options of a run, and what to time (conf/profile.yaml)."""
-
-    profile: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class ReplayOptions:
     """`ouroboros replay`."""
 
@@ -86,7 +79,7 @@ class ReportOptions:
     """`ouroboros report`."""
 
     out: str | None = None  # report folder; None: beside the results folders
-    costs: str | None = None  # costs for predictions: a name, or a profile's costs.json
+    costs: str | None = None  # costs for predictions: a name, or a costs.json
     remake: bool = False  # rewrite each folder's summary and plot
     tokenizer: str | None = None  # the runs' tokenizer; None: the one named in run.json
     wide: bool = False  # print every table of every run
@@ -95,7 +88,6 @@ class ReportOptions:
 SCHEMAS: dict[str, type] = {
     "bench": RunConfig,
     "generate": GenerateOptions,
-    "profile": ProfileOptions,
     "replay": ReplayOptions,
     "tune": TuneOptions,
     "distill": DistillOptions,

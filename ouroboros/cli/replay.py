@@ -25,7 +25,7 @@ from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
 
 def replay(options: ReplayOptions) -> tuple[int, dict]:
     """Replay each decoder and print the table; return the exit code (2 if a decoder could not be
-    replayed) and the JSON document, which has all counts."""
+    replayed) and the JSON document."""
     for name in ("max_new", "limit", "threads"):
         check_whole(name, getattr(options, name), null=True)
     torch.set_num_threads(options.threads or torch.get_num_threads())

@@ -54,8 +54,8 @@ def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | No
 def gather(
     folders: Sequence[Path], fail: Callable[[object], object], *, remake: bool = False
 ) -> list[Measured]:
-    """Read every run in or below the folders, each only once; pass the errors of unreadable ones to
-    `fail`. With `remake`, also rewrite each run's summary and plot."""
+    """Read every run in or below the folders, each only once; pass the errors of unreadable ones
+    to `fail`. With `remake`, also rewrite each run's summary and plot."""
     found: dict[Path, Measured] = {}
     for folder in folders:
         try:

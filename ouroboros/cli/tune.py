@@ -33,7 +33,7 @@ other costs."""
 
 
 def tune(options: TuneOptions) -> tuple[int, dict]:
-    """Tune every decoder for each of the costs, write and print the report; return 0 and the best
+    """Tune every decoder for each of the costs, write and print the report; return the best
     settings, {decoder: {name of costs: settings}}."""
     for name in ("trials", "first", "limit", "max_new"):
         check_whole(name, getattr(options, name), null=name == "limit")

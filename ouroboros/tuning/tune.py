@@ -1,7 +1,7 @@
 """Tune every decoder on the same recorded texts, with the same number of trials for each.
 
-Greedy's text of each prompt is recorded once per task and temperature, in float32. Decoders are
-replayed on these texts; decoders that cannot be replayed run live and must return the same texts.
+Greedy's text of each prompt is recorded in float32. Decoders are replayed on these texts; those
+that cannot be replayed run live and must return the same texts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Settings = Mapping[str, object]
 
 @dataclass
 class Evidence:
-    """Greedy's texts of the prompts of `bench`, on which decoders that cannot be replayed run.
-    `counted` caches samples by decoder, settings and the costs that the decoder plans with."""
+    """Greedy's texts of the prompts of `bench`. `counted` caches samples by decoder, settings
+    and the costs that the decoder plans with."""
 
     recorded: RecordedRuns
     bench: Bench
@@ -43,8 +43,7 @@ class Evidence:
 
     def counts(self, name: str, config: Mapping, settings: Settings, costs: Costs) -> list[Sample]:
         """Replay or run a decoder with `config`, overridden by `settings`. Return one sample per
-        text; its `error` is set if the tokens differ from the recorded ones. Raises `ValueError`
-        for settings that the decoder does not accept."""
+        text; its `error` is set if the tokens differ from the recorded ones."""
         key = f"{name} {sorted(settings.items())} {costs if wants_costs(config) else ''}"
         if key in self.counted:
             return self.counted[key]
@@ -87,14 +86,13 @@ class Machine:
     decoders: Mapping[str, Mapping]
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return a value for each option that conf/tune lists for the decoder: from `settings`, or
-        else from the decoder's config. Leave out options that are null or set in neither."""
+        """Return a value for each option that conf/tune lists for the decoder: from `settings`,
+        or else from the decoder's config. Leave out options that are null or set in neither."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return the geometric mean of a decoder's `speed` over the items of `on`, one per task and
-        temperature. Raises `ValueError` for settings that the decoder does not accept."""
+        """Return the geometric mean of a decoder's `speed` over the items of `on`."""
         full = self.full(decoder, settings)
         found = []
         for evidence in on:
@@ -105,9 +103,8 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the finalist that is best on all texts, `on`. Finalists are the configured
-        settings, the `FINALISTS` - 1 of `trials` that are best on fewer texts, `few`, and the
-        result of a coordinate search on `few` from the best of `trials`."""
+        """Return the finalist that is best on all texts, `on`: of the configured settings, the
+        best of `trials` on fewer texts, `few`, and the result of a coordinate search from there."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -116,12 +113,10 @@ class Machine:
 
 
 def speed(samples: Sequence[Sample], costs: Costs) -> float:
-    """Return new tokens / cost, pooled over samples; 0 if a sample failed. The cost of the calls is
-    predicted by `costs`, in target calls of one node; greedy's speed is 1.
-
-    If an engine does not report scored nodes, each of its calls counts as a call of one node, which
-    makes it look faster than it is. Raises `ValueError` for costs without a draft that it calls.
-    """
+    """Return new tokens / cost, pooled over samples; 0 if a sample failed. The cost of the calls
+    is predicted by `costs`, in target calls of one node; greedy's speed is 1. If an engine does
+    not report scored nodes, each of its calls counts as a call of one node. Raises `ValueError`
+    for costs without a draft that it calls."""
     if not samples or any(sample.error for sample in samples):
         return 0.0
     model = CostModel(costs)

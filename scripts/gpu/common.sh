@@ -45,12 +45,12 @@ fi
 export TORCHINDUCTOR_CACHE_DIR=$PWD/$RESULTS/compiled/inductor
 export TRITON_CACHE_DIR=$PWD/$RESULTS/compiled/triton
 
-NODES=[1,2,4,8,12,16,24,32,48,64,96,128,192,256] # the sizes of the engine's captured graphs
-GRID="profile.visits=2 profile.calls=3"
+NODES="1 2 4 8 12 16 24 32 48 64 96 128 192 256" # the sizes of the engine's captured graphs
+GRID="--visits 2 --repeats 3"
 SMALL="" FLAGS=""
 if [ -n "${REHEARSE:-}" ]; then
-  NODES=[1,8,64,256]
-  GRID="profile.visits=1 profile.calls=1"
+  NODES="1 8 64 256"
+  GRID="--visits 1 --repeats 1"
   SMALL="model.dtype=float32 model.engine=static threads=1 task.path=examples task.limit=1 max_new=8"
   FLAGS=--small
 fi

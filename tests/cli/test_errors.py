@@ -15,11 +15,9 @@ from ouroboros.cli import main as door
 
 SHORT = ["task=prompts", "task.path=one.jsonl", "max_new=4", "threads=1"]
 DRAFTING = "decoder=[greedy,speculative]"
-PROFILE = ["profile.nodes=[1,4]", "profile.contexts=[8]", "profile.visits=1"]
 TUNE = ["prompts=[one.jsonl]", "max_new=4", "trials=1", "temperatures=[0]"]
 COMMANDS: dict[str, Callable[..., list[str]]] = {
     "bench": lambda *own: [*SHORT, DRAFTING, "audit=none", *own],
-    "profile": lambda *own: [*SHORT, DRAFTING, *PROFILE, *own],
     "replay": lambda *own: ["recording=one.jsonl", DRAFTING, *own],
     "generate": lambda *own: ["abc", "decoder=speculative", "max_new=4", *own],
     "tune": lambda *own: [*TUNE, "decoder=speculative", *own],
@@ -46,15 +44,6 @@ OTHERS = {
         (["abc" * 9000], "the model's context 8192: shorten the prompt"),
         (["abc", "decoder=hf_greedy"], "hf_greedy runs on another engine"),
         (["abc", "+task.template_args.a=1"], "needs a chat template, but task.template=plain"),
-    ],
-    "profile": [
-        (["profile.nodes=[4,8]"], "profile.nodes=[4, 8]: add 1"),
-        (["profile.contexts=[0]"], "profile.contexts=[0]: give a list of whole"),
-        ([*SHORT, "profile.contexts=[9999]"], "8192 positions: measure shorter contexts"),
-        (["timing=false"], "a profile measures times"),
-        (["costs=epyc"], "leave costs out"),
-        (["batch_size=2"], "batch_size=2: a profile times the steps of one sequence"),
-        (["experiment=peers"], "Could not override 'experiment'. No match in the defaults list."),
     ],
     "bench": [
         (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
@@ -152,7 +141,7 @@ def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch)
     for error, code, says in (
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
         (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
-        (KeyboardInterrupt(), 130, "interrupted: rerun bench, profile, tune or distill"),
+        (KeyboardInterrupt(), 130, "interrupted: rerun bench, tune or distill"),
     ):
 
         def broken(*args, error=error, **options):

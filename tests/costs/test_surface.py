@@ -153,7 +153,7 @@ def test_other_files_are_refused(tmp_path, text):
         Costs.load(tmp_path / "none")
 
 
-def test_epyc_is_the_profile_of_the_reference_pair():
+def test_epyc_is_measured_on_the_reference_pair():
     measured = json.loads((ROOT / "results/profile/costs.json").read_text())
     costs = Costs.load("epyc")
     for surface, role in ((costs.target, "target"), (costs.draft, "draft")):

@@ -102,9 +102,8 @@ class Registry(dict[str, Metric]):
         """Return every metric of one decoder's completions: {name: value}.
 
         `costs` and `draft_cost` as in `sample_frame`. `given` has the formulas' other inputs (see
-        the module docstring), with other decoders' completions as samples or a `sample_frame`. A
-        metric is None if an input is missing, or if it needs times and `timed` is false. With
-        `groups`, only the metrics with `by_group` are computed.
+        the module docstring). A metric is None if an input is missing, or if it needs times and
+        `timed` is false. With `groups`, only the metrics with `by_group` are computed.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, **given}
@@ -130,13 +129,12 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
 
 
 def over_greedy(*amount: str, macro: bool = False, equal: bool = False) -> Callable:
-    """Return the formula of the speedup over greedy; the arguments are those of
-    `intervals.speedup`."""
+    """Return the formula of the speedup over greedy; arguments as of `intervals.speedup`."""
     return lambda samples, greedy: speedup(greedy, samples, *amount, macro=macro, equal=equal)
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of Ouroboros' speedup over the decoder; `amount` as in `over_greedy`."""
+    """Return the formula of Ouroboros' speedup over the decoder."""
     return lambda samples, ouroboros: speedup(samples, ouroboros, *amount)
 
 
@@ -159,8 +157,8 @@ def pace(samples: Frame) -> pd.Series:
 
 
 def phase_shares(steps: Frame) -> pd.Series:
-    """Return the shares of step time spent in the draft, in the target and on the host: `draft_s`,
-    `verify_s`, `host_s`. Leaves out steps without scored nodes (those of other engines)."""
+    """Return the shares of step time spent in the draft, in the target and on the host, without
+    steps of other engines."""
     seconds = steps.loc[steps.scored > 0, ["draft_s", "verify_s", "host_s"]].sum()
     return seconds / seconds.sum()
 
@@ -385,8 +383,7 @@ METRICS = Registry(
 
 
 def score_metric(name: str) -> Metric:
-    """Return the metric "score.<name>" of a task's score, for tables and files; its values come
-    from `score_intervals`."""
+    """Return the metric "score.<name>" of a task's score."""
     better = "lower" if name == "timed_out" else "higher"
     look: dict = {"better": better, "digits": 3, "interval": True, "tables": "default speed"}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
@@ -397,8 +394,8 @@ def score_intervals(
 ) -> dict[str, Interval]:
     """Return {name of a task score: its mean over prompts}; "passed" is renamed "pass@1".
 
-    `scores` is {sample key: {name: score}}. The interval is Wilson's for scores in `YES_OR_NO` if
-    the repeats of each prompt are equal, else a bootstrap over prompts.
+    The interval is Wilson's for scores in `YES_OR_NO` if the repeats of each prompt are equal, else
+    a bootstrap over prompts.
     """
     by_prompt: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
@@ -417,8 +414,7 @@ def score_intervals(
 def corpus_scores(
     task: Task, examples: Sequence[Example], samples: Iterable[Sample]
 ) -> dict[str, dict[str, float]]:
-    """Return the task's corpus-level scores, such as {decoder: {"bleu": 27.1}}; {} if it has
-    none."""
+    """Return the task's corpus-level scores, such as {decoder: {"bleu": 27.1}}, if it has any."""
     prompts = {example.id: example for example in examples}
     pairs: dict[str, list[tuple[Example, str]]] = {}
     for sample in samples if isinstance(task, CorpusScored) else ():

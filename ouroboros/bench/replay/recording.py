@@ -1,9 +1,5 @@
 """Recorded runs: a target's prompts and continuations, enough to replay drafters without the
-target.
-
-`read_recording` reads a results folder, or JSONL of texts from any engine. JSONL has no limits: its
-replay ends at each run's recorded length, and the model's context length is unlimited.
-"""
+target. `read_recording` reads a results folder, or JSONL of texts from any engine."""
 
 from __future__ import annotations
 
@@ -30,11 +26,8 @@ PromptOf = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One prompt and its continuation, as token ids.
-
-    `finish` is "eos", "length", "context" or "stop". `predictions` has, by prefix key, the target's
-    predictions that the text does not contain.
-    """
+    """One prompt and its continuation, as token ids. `predictions` has, by prefix key, the
+    target's predictions that the text does not contain."""
 
     example: str
     prompt: tuple[int, ...]
@@ -54,8 +47,7 @@ class RecordedRuns:
     """Runs of one target with the same settings.
 
     `max_new` is their limit of new tokens (None: the length of each run), `max_len` the model's
-    limit of prompt and new tokens together. `dtype` is the models' dtype, such as "bfloat16"; None
-    if unknown. `engine` is the target's engine, such as "fused".
+    limit of prompt and new tokens together, `engine` the target's engine, such as "fused".
     """
 
     runs: Sequence[RecordedRun]
@@ -90,11 +82,8 @@ def read_recording(
     """Return the first `limit` recorded runs of each decoder; a file's runs count as "greedy".
 
     A results folder stores no prompts: they come from `task`, by default the run's task. A JSONL
-    line has "prompt" and "completion", and optionally "id". Text is tokenized again, prompts with
-    special tokens, completions without.
-
-    Raises `ValueError` for any other content, naming the line, and for prompts or a tokenizer that
-    differ from the recorded ones.
+    line has "prompt" and "completion", and optionally "id". Raises `ValueError` for any other
+    content, naming the line, and for prompts or a tokenizer that differ from the recorded ones.
     """
     path = Path(path)
     if path.is_dir():
@@ -114,8 +103,7 @@ def read_recording(
 
 
 def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> RecordedRuns:
-    """Return the runs of `decoder` or, if it was not recorded, greedy's, or else the first
-    decoder's."""
+    """Return the runs of `decoder`, else greedy's, else the first decoder's."""
     return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 
@@ -123,10 +111,8 @@ def _prompts_of_run(
     folder: ResultsFolder, task: TaskSpec | None, tokenizer
 ) -> tuple[PromptOf, list[str]]:
     """Return a function that looks up the prompts of a results folder's run, and the ids of the
-    task's prompts in order.
-
-    Raises `ValueError` for another tokenizer than the recorded one, or if the task cannot be made.
-    """
+    task's prompts in order. Raises `ValueError` for another tokenizer than the recorded one, or
+    if the task cannot be made."""
     run, fingerprint = folder.load_run(), vocab.fingerprint(tokenizer)
     if run["model"].get("tokenizer", fingerprint) != fingerprint:
         raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
@@ -156,9 +142,9 @@ def _prompts_of_run(
 
 
 def of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
-    """Return a results folder's runs by decoder, without decoders that used rejection sampling: a
-    replay cannot repeat their random draws. Raises `ValueError` if no decoder is left, or if a
-    prompt's length differs from `prompt_tokens`."""
+    """Return a results folder's runs by decoder, without decoders that used rejection sampling:
+    a replay cannot repeat their random draws. Raises `ValueError` if no decoder is left, or if a
+    prompt's length differs."""
     run, predictions = folder.load_run(), folder.load_predictions()
     samples, model = folder.load_samples(), run["model"]
     limits = run["max_new"], model["max_len"], model["vocab_size"]

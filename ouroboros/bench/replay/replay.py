@@ -2,10 +2,9 @@
 
 The loop is that of `ouroboros.decode`; the target computes nothing, and the selector looks up its
 tokens in the recording. Invariant: with the recorded settings and dtype, every step of a replay
-proposes, accepts and counts the same as in the live run, if the draft model computes the same here
-(in bfloat16, near ties may differ between devices). Ouroboros is always replayed without
-`runners_up`, because only the target's choices are recorded. Reading a prediction that was
-not recorded raises `ValueError`.
+proposes, accepts and counts the same as in the live run, if the draft model computes the same here.
+Ouroboros is always replayed without `runners_up`. Reading a prediction that was not recorded raises
+`ValueError`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 class RecordedChoice(TokenSelector):
     """Selector that looks up the token after each node in the recorded text, then in recorded
-    predictions; if it is in neither, returns `UNKNOWN`."""
+    predictions; `UNKNOWN` if it is in neither."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.text, self.predictions = run.tokens, run.predictions
@@ -52,9 +51,8 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """One step's predictions `chosen`, for `observe`. Reading an unrecorded prediction raises
-    `ValueError` if its node is in `nodes`, the nodes with logits. `drafter` is the drafter's name,
-    for this error."""
+    """One step's predictions `chosen`, for `observe`. Reading an unrecorded prediction of one of
+    `nodes`, those with logits, raises `ValueError`."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -78,20 +76,14 @@ class Predictions(Sequence[int]):
 def replay_decoder(
     config: Mapping, draft: CachedModel | None, costs: Costs, **settings: object
 ) -> Any:
-    """Return a decoder as it is replayed: without adapting to measured times.
-    Arguments and errors are those of `make_decoder`."""
+    """Return a decoder as `make_decoder`, without adapting to measured times."""
     if "adapt" in parameters_of(config, "decoder"):
         settings = {"adapt": False, **settings}
     return make_decoder(config, draft, costs=costs, **settings)
 
 
 def check_drafter(drafter: object, recorded: RecordedRuns) -> None:
-    """Raise `ValueError` for a decoder that cannot be replayed on these runs:
-
-    - a decoder of another engine, or that needs the target's probabilities or several best tokens
-    - a decoder whose draft has another dtype than the run
-    - a decoder that reads predictions at rejected nodes, if none were recorded
-    """
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs."""
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
@@ -130,12 +122,11 @@ def replay(
     max_new: int | None = None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Replay every recorded run; return one sample per run.
+    """Replay every recorded run; return one sample per run, named `name`.
 
     Samples have no text. Their steps have the seconds of the draft and of the host; those of the
-    target are 0. `name` is the decoder's name in the samples; `progress` shows a progress bar.
-    `max_new` is the limit of new tokens (None: as recorded). Raises `ValueError` if a recorded run
-    ends at a length limit before `max_new`, and as `check_drafter` does.
+    target are 0. `max_new` is the limit of new tokens (None: as recorded). Raises `ValueError` if a
+    recorded run ends at a length limit before `max_new`, and as `check_drafter` does.
     """
     check_drafter(drafter, recorded)
     samples, draft = [], DrafterCapabilities.of(drafter).draft
@@ -181,15 +172,11 @@ def replay_table(
     draft_ratio: float | None = None,
     max_new: int | None = None,
 ) -> pd.DataFrame:
-    """Return a table with a row per decoder, indexed by name. `samples` and `recorded` map these
-    names to the decoder's samples and the runs that it replayed.
-
-    Columns: runs, new_tokens, target_calls, tokens_per_target_call, acceptance_length,
-    draft_calls_per_token, calls_per_token and, with `costs`, predicted_ms_per_token and
-    predicted_speedup, over plain decoding of the same runs with `max_new`, and failed, the reason
-    if nothing is predicted. `draft_ratio` is a draft call's cost in target calls; without it,
-    calls_per_token is NaN for decoders that draft with a model.
-    """
+    """Return a table with a row per decoder, indexed by name, of counts and, with `costs`,
+    predicted_ms_per_token and predicted_speedup (over plain decoding of the same runs), and
+    failed, the reason if nothing is predicted. `samples` and `recorded` map these names to the
+    decoder's samples and the runs that it replayed. `draft_ratio` is a draft call's cost in
+    target calls; without it, calls_per_token is NaN for decoders that draft with a model."""
     rows = {}
     for name, own in samples.items():
         calls = [step for sample in own for step in sample.steps]

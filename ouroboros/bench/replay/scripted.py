@@ -18,8 +18,8 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 class ScriptedModel(TreeModel):
     """Replaces a `CachedModel`. It counts calls and forward passes as the fused engine does if
-    `engine` is "fused", else as the eager engine does. It computes a call's inputs (depths, and
-    ancestors of new nodes if the tree branches), but no logits."""
+    `engine` is "fused", else as the eager engine does. It computes a call's inputs, but no
+    logits."""
 
     def __init__(
         self,

@@ -11,21 +11,18 @@ from types import SimpleNamespace
 
 from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, SampleKey, stored
 from ouroboros.bench.run.identity import BUSY
 from ouroboros.bench.run.pair import SHIPPED, model_names
+from ouroboros.bench.run.tree_recorder import ProposedTree
 from ouroboros.costs import CostModel
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples, scores and audit of a results folder.
-
-    `scores` is {sample key: {name: score}}, `trees` {sample key: [tree per step]}. `priced` is the
-    cost model that predicts seconds from counts (None: no predictions).
-    """
+    """One measurement: run.json, samples, scores, audit and trees of a results folder. `priced`
+    is the cost model that predicts seconds from counts (None: no predictions)."""
 
     folder: Path
     run: dict
@@ -37,15 +34,14 @@ class Measured:
 
     @cached_property
     def facts(self) -> SimpleNamespace:
-        """What was measured and where, as the attributes below, in the order of summary.json.
+        """What was measured and where, in the order of summary.json.
 
-        `title` is one line, joined by " · ". `nature` is the kind of models: "model"; "stand-in" (a
-        small model embedded in a larger one); "rehearsal" (an experiment with published numbers,
-        run on the pair that ships with the project). `prompts` and `samples` are the numbers
-        measured. `costs` is the name of the costs that predict seconds from counts (None: they
-        predict nothing); `draft_cost` is the recorded cost of a draft call in target calls.
-        `busy` says that other programs used much of the machine (while times were measured, or at
-        the start if only that was recorded), or is ""; `fallbacks` says why engines are slower.
+        `title` is one line, joined by " · ". `nature` is "model", "stand-in" (a small model
+        embedded in a larger one) or "rehearsal" (an experiment with published numbers, run on the
+        reference pair). `costs` names the costs that predict seconds from counts (None: they
+        predict nothing); `draft_cost` is the recorded cost of a draft call in target calls. `busy`
+        says that other programs used much of the machine, or is ""; `fallbacks` says why engines
+        are slower.
         """
         run, samples, config = self.run, self.samples, self.run.get("config", {})
         task, model, timed = run["task"], run["model"], run.get("timing", True)
@@ -133,11 +129,8 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path`, if it contains a run, and every folder below that does (the jobs of a sweep).
-    Symbolic links are followed.
-
-    Raises `ValueError` if there is none.
-    """
+    """Return every folder that contains a run: `path` or folders below it (the jobs of a sweep).
+    Symbolic links are followed. Raises `ValueError` if there is none."""
     paths = glob.glob(f"**/{RUN}", root_dir=path, recursive=True, include_hidden=True)
     found = sorted(Path(path, one).parent for one in paths)
     if not found:
@@ -155,7 +148,7 @@ def load(path: Path) -> Measured:
             raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
         costs = folder.load_costs()
         about = costs.about if costs else {}
-        own = bool({"measured", "model"} & about.keys())  # at load, or by a profile
+        own = bool({"measured", "model"} & about.keys())
         words = "the costs measured with the run" if own else "the given costs"
         words = f"the costs {about['name']!r}" if "name" in about else words
         found = Measured(

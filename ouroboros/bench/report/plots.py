@@ -1,7 +1,7 @@
 """Plots of runs: each function returns a figure, or None if there is nothing to draw.
 
 All plots share one style, are readable at 600 pixels, and never distinguish by colour alone. They
-have no title: a report adds captions, and `style.with_title` adds a title to a separate plot.
+have no title: a report adds captions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ouroboros.bench.report.summary import Summary, interval_of
 
 
 class Setting(NamedTuple):
-    """A setting that differs between runs: a short name, its value in each run, and the dotted
-    names of its options. Options that always change together count as one setting."""
+    """A setting that differs between runs: a short name, its value in each run, and its options.
+    Options that always change together count as one setting."""
 
     name: str
     values: Sequence
@@ -80,12 +80,9 @@ def note(summary: Summary) -> str:
 
 @style.styled
 def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
-    """Draw a bar per decoder with its interval; each bar has a label to the right of the plot.
-
-    Shows the first metric of `metrics` (the tuple `SPEED` or `COST`) that any decoder has; returns
-    None if there is none. A speedup needs greedy; predicted_speedup and cost_per_token need costs.
-    The bar of a value of fewer than three prompts is hatched, and its label says how many.
-    """
+    """Draw a bar per decoder with its interval and a label, for the first metric of `metrics`
+    (`SPEED` or `COST`) that any decoder has. The bar of a value of fewer than three prompts is
+    hatched, and its label says how many."""
     if not (known := known_of(summary.frame, metrics)):
         return None
     axis, label = BARS[metric := known[0]]
@@ -113,11 +110,9 @@ def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
 
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
-    """Draw, for each k, the share of steps that accepted k draft tokens or more: of all steps, and
-    of the steps that reached position k, whose draft had k tokens and k - 1 of them accepted.
-
-    A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
-    """
+    """Draw, for each k, the share of steps that accepted k draft tokens or more: of all steps,
+    and of the steps that reached position k. A line per decoder; None if no position was reached
+    by `FEWEST_STEPS` steps."""
     figure = style.new_figure(3.6)
     panels = figure.subplots(1, 2, sharey=True)
     for name, mark in style.decoder_marks(list(summary.frame.index)).items():
@@ -170,10 +165,10 @@ def sweep_lines(settings: Sequence[Setting], summaries: Sequence[Summary]) -> Fi
     """Draw runs against one or two settings; `settings[n].values[i]` is the value in
     `summaries[i]`.
 
-    With one setting, there is a panel for speedup and one for cost; with two, small multiples: a
-    panel of the first of these metrics for each value of the second setting, on a common scale.
-    Each decoder has a line; one that lacks the first setting is a horizontal line, its mean.
-    Numbers are drawn to scale, other values in their order. None with fewer than two values.
+    With one setting, there is a panel for speedup and one for cost; with two, a panel of the first
+    of these metrics for each value of the second setting. Each decoder has a line; one that lacks
+    the first setting is a horizontal line, its mean. Numbers are drawn to scale, other values in
+    their order. None with fewer than two values.
     """
     along, *rest = settings
     frame, shown = _all_runs(summaries)
@@ -228,12 +223,9 @@ def _draw_sweep(axes: Axes, metric: str, along: Setting, frame: Any) -> None:
 
 @style.styled
 def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
-    """Draw speedup over greedy against batch size, and tokens/s of all sequences against tokens/s
-    of each.
-
-    Each decoder has a line. In the second panel, the highest point of a batch size is labelled.
-    None with fewer than two batch sizes, or without times.
-    """
+    """Draw speedup over greedy against batch size, and tokens/s of all sequences against
+    tokens/s of each. In the second panel, the highest point of a batch size is labelled. None
+    with fewer than two batch sizes, or without times."""
     order = sorted(summaries, key=lambda summary: summary.facts.batch_size)
     sizes = [summary.facts.batch_size for summary in order]
     frame, shown = _all_runs(order)
@@ -269,8 +261,8 @@ def _title(metric: str) -> str:
 
 
 def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
-    """Return (frame, metrics): the rows of all runs, indexed by run number and decoder; and the
-    metrics to draw, the first of `SPEED` and the first of `COST` that any decoder has."""
+    """Return the rows of all runs, indexed by run number and decoder; and the metrics to draw,
+    the first of `SPEED` and the first of `COST` that any decoder has."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame: Any = pd.concat(frames, names=["run", "decoder"])
     return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]

@@ -1,7 +1,5 @@
-"""Make a report on any set of runs: sections of tables and plots, from which all files are written.
-
-A report depends only on the results folders: its numbers are the same on any machine.
-"""
+"""Make a report on any set of runs: sections of tables and plots, from which all files are
+written. A report depends only on the results folders."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ PLOTS = (
 
 
 class Picture(NamedTuple):
-    """A plot and the name of its files. The figure is None if there was nothing to draw."""
+    """A plot, and the name of its files."""
 
     name: str
     caption: str
@@ -54,8 +52,8 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report: title, notes, tables, plots. The page unfolds it at first if `main`.
-    `about` ends the captions of tables in a paper."""
+    """A part of the report. The page unfolds it at first if `main`. `about` ends the captions of
+    tables in a paper."""
 
     title: str
     about: str
@@ -67,10 +65,8 @@ class Section(NamedTuple):
 
 def make_report(folder: ResultsFolder) -> Summary:
     """Write a run's summary.json, summary.md and speedup.png (for an untimed run also calls.png)
-    into its folder; return the summary.
-
-    Raises `ValueError` if the folder contains no run, or a damaged one.
-    """
+    into its folder; return the summary. Raises `ValueError` if the folder contains no run, or a
+    damaged one."""
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
     folder.write_text("summary.md", render("report.md", [run_section(summary)], [summary]))
@@ -127,11 +123,8 @@ def write_report(
 
 
 def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
-    """Return the text of "report.md" or "report.html", rendered from the sections.
-
-    report.html works offline: its plots are inline SVG that follow its light or dark mode. `data`
-    is passed to the template; report.html needs `data=`, the content of its tree viewer.
-    """
+    """Return the text of "report.md" or "report.html", rendered from the sections. report.html
+    works offline: its plots are inline SVG; `data` is the content of its tree viewer."""
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report"),
         autoescape=select_autoescape(("html.jinja",)),
@@ -190,10 +183,9 @@ def short_names(folders: Iterable[Path]) -> dict[Path, str]:
 
 
 def swept(runs: Sequence[Mapping]) -> list[Setting]:
-    """Return the settings in which the configs of run.json files differ.
-
-    Options that always change together form one setting. It has the values of the first of them
-    and the last part of its name, or the whole name, if another setting has the same last part.
+    """Return the settings in which the configs of run.json files differ. Options that always change
+    together form one setting, with the values of the first of them and the last part of its name,
+    or the whole name, if another setting has the same last part.
 
     >>> both = [{"config": {"a": {"gamma": g}, "b": {"gamma": g}}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -215,8 +207,7 @@ def swept(runs: Sequence[Mapping]) -> list[Setting]:
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
-    """Return every number at full precision, a row per run and decoder (without metrics that are
-    lists or mappings)."""
+    """Return every number at full precision, a row per run and decoder."""
     counts = [name for name, metric in METRICS.items() if not metric.scalar and name != "verdict"]
     frames = {run.label: run.frame.drop(columns=counts) for run in runs}
     return pd.concat(frames, names=["run"]).reset_index()
@@ -237,28 +228,19 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
     """Return the section of one run, with its tables and the plots `drawn` (entries of `PLOTS`).
-
-    The title and the file names start with `label`, the run's name, unless it is "".
-    """
-    facts, prefix, before = (
-        summary.facts,
-        f"{slug(label)}-" * bool(label),
-        f"{label}: " * bool(label),
-    )
-    drawings = [
-        Picture(
-            prefix + name,
-            text + plots.conditions([summary], intervals=name in ("speedup", "cost")),
-            draw(summary),
-        )
-        for name, draw, text in drawn
-    ]
+    The title and the file names start with `label`, the run's name, unless it is ""."""
+    facts, prefix, before = summary.facts, "", ""
+    if label:
+        prefix, before = f"{slug(label)}-", f"{label}: "
+    pictures = []
+    for name, draw, text in drawn:
+        if figure := draw(summary):
+            text += plots.conditions([summary], intervals=name in ("speedup", "cost"))
+            pictures.append(Picture(prefix + name, text, figure))
     shown = [table._replace(name=prefix + table.name) for table in tables.run_tables(summary)]
     notes = [f"{facts.footnote}.", *summary.notes]
     about = f"{before}{facts.what}; {facts.models}; {facts.sampling}."
-    return Section(
-        before + facts.title, about, notes, shown, [one for one in drawings if one.figure]
-    )
+    return Section(before + facts.title, about, notes, shown, pictures)
 
 
 def slug(label: str) -> str:
@@ -272,11 +254,8 @@ def slug(label: str) -> str:
 
 def _comparison(runs: Sequence[Summary], sweep: str = "") -> Section:
     """Return the section that compares `runs`: the jobs of the sweep named `sweep`, or separate
-    runs if `sweep` is "".
-
-    It has tables with a row per run, and plots over runs, batch sizes, or one or two settings. Runs
-    are identified by their settings, or by name if they are no sweep or too many settings vary.
-    """
+    runs if `sweep` is "". It has tables with a row per run, and plots over runs, batch sizes, or
+    one or two settings."""
     settings = swept([run.measured.run for run in runs])
     settings.sort(key=lambda one: -len({*map(str, one.values)}))
     name, names = slug(sweep) if sweep else "comparison", [run.label for run in runs]
@@ -290,8 +269,8 @@ def _comparison(runs: Sequence[Summary], sweep: str = "") -> Section:
             caption = f"Speedup (or cost) by {shown[0].name}, for each {shown[1].name}."
         if shown[0].members and all(one.startswith("decoder.") for one in shown[0].members):
             caption += f" Horizontal: the mean of a decoder without {shown[0].name}."
-        figure = plots.sweep_lines(shown, runs)
-        drawn = [Picture(name, caption + plots.conditions(runs), figure), *drawn]
+        if figure := plots.sweep_lines(shown, runs):
+            drawn = [Picture(name, caption + plots.conditions(runs), figure), *drawn]
     about = f"Comparison of {len(runs)} runs: {', '.join(names)}"
     if by_settings:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
@@ -304,12 +283,12 @@ def _comparison(runs: Sequence[Summary], sweep: str = "") -> Section:
     notes = [f"{run}: {rest}" for run, rest in zip(names, own, strict=True) if rest and not sweep]
     notes = [f"{len(runs)} runs: {' · '.join(shared)}", *notes]
     found = tables.comparisons({one.name: one.values for one in shown}, runs, f"{name}-")
-    return Section(about, f"{about}.", notes, found, [one for one in drawn if one.figure])
+    return Section(about, f"{about}.", notes, found, drawn)
 
 
 def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
-    """Return plots over batch sizes, one for each combination of the other settings that vary
-    (`others`). Their file names start with `name`."""
+    """Return plots over batch sizes, one for each combination of the `others`, the other
+    settings that vary. Their file names start with `name`."""
     keys = [", ".join(f"{one.name}={one.values[at]}" for one in others) for at in range(len(runs))]
     drawn = []
     for key in dict.fromkeys(keys):

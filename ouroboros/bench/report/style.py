@@ -66,8 +66,8 @@ SOURCES: dict[str, tuple[Mark, str]] = {
 
 
 def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
-    """Return one mark per decoder, in order: Ouroboros and its variants red, greedy and other
-    engines grey, the rest in other colours. The marks do not depend on the order."""
+    """Return one mark per decoder, whatever their order: Ouroboros and its variants red, greedy
+    and other engines grey, the rest in other colours."""
     marks, used = dict[str, Mark](), Counter[tuple]()
     for name in sorted(names):
         colours: tuple[str, ...] = OTHERS
@@ -124,7 +124,7 @@ def legend_above(figure: Figure) -> None:
 
 @styled
 def with_title(figure: Figure, title: str, note: str = "") -> Figure:
-    """Add a title and small print to a figure that is shown outside a report; return the figure."""
+    """Add a title and small print to a figure that is shown outside a report."""
     above = textwrap.wrap(title, TITLE_WIDTH, break_on_hyphens=False)
     below = textwrap.wrap(note, NOTE_WIDTH, break_on_hyphens=False)
     figure.suptitle("\n".join(above), x=0.01, ha="left", fontsize=11)
@@ -142,11 +142,8 @@ def save(figure: Figure, *paths: Path) -> None:
 
 @styled
 def inline_svg(figure: Figure) -> str:
-    """Return a figure as an `<svg>` element to embed in an HTML page.
-
-    The background is transparent; the colours are the page's CSS variables `--ink`, `--muted` and
-    `--grid`. Ids get a prefix unique to the figure, because a page may have several figures.
-    """
+    """Return a figure as an `<svg>` element to embed in an HTML page, with the page's CSS
+    variables `--ink`, `--muted` and `--grid` as colours. Ids get a prefix unique to the figure."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()

@@ -1,7 +1,6 @@
 """Compute all metrics of a measurement as one DataFrame, which all tables, plots and files read.
 
-Invariant: failed samples are counted and named, but never enter a metric; the title says how many
-prompts were measured. Metrics are defined in `ouroboros.bench.metrics.metrics`.
+Invariant: failed samples are counted and named, but never enter a metric.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class Summary:
     A metric with an interval also has the columns `<name>.low`, `.high` and `.prompts`; a score is
     `score.<name>`. Unavailable values are NaN or None. `groups` has the same columns and a row per
     (group of prompts, decoder). `verdicts` is {decoder: {verdict: count}} of the audit; `problems`
-    has a line for each failure and missing prediction, one for completions that were cut off or
-    timed out, and one on completions that differ from greedy's. `label` is the run's name in a
-    report, `sweep` the folder of its sweep, if any.
+    has notes on failures, missing predictions, completions that were cut off or timed out, and
+    those that differ from greedy's. `label` is the run's name in a report, `sweep` the folder of
+    its sweep, if any.
     """
 
     measured: Measured
@@ -83,8 +82,7 @@ class Summary:
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:
-        """Return summary.json: the facts and, under "decoders", every metric; an interval is
-        {value, low, high}."""
+        """Return summary.json: the facts and, under "decoders", every metric."""
         decoders = {}
         for name, row in self.frame.iterrows():
             own: Any = self.groups[self.groups.index.get_level_values(-1) == name].iterrows()
@@ -107,8 +105,8 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return each decoder's main metrics that are available, {decoder: {metric: value}}, with
-        four digits, for a command's JSON document."""
+        """Return each decoder's main metrics that are available, {decoder: {metric: value}},
+        with four digits, for a command's JSON document."""
         shown = METRICS.shown_in("headline")
         known = {metric.name for metric in shown if self.frame[metric.name].notna().any()}
         names = [one.name for one in shown if not known & set(one.instead_of.split())]
@@ -196,7 +194,7 @@ def summarise(measured: Measured) -> Summary:
 
 
 def audit_cell(decoder: str, counts: Mapping[str, int]) -> str | None:
-    """Return a decoder's verdict, from its `tally`; for greedy, name what it was compared with."""
+    """Return a decoder's verdict; for greedy, name what it was compared with."""
     text = verdict(counts) if counts else None
     compared = decoder == PLAIN and counts.keys() - {"reference", *OPEN}
     return f"{text} (float64)" if compared else text
@@ -210,8 +208,7 @@ def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
-    """Return a frame with a row per key; a metric with an interval takes the columns <name>,
-    <name>.low, <name>.high and <name>.prompts."""
+    """Return a frame with a row per key; see `Summary` for the columns of an interval."""
     flat = []
     for row in rows.values():
         cells: dict[str, object] = {}

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.tree_recorder import ProposedTree
 from ouroboros.core.detokenizer import Detokenizer
 from ouroboros.models import vocab
 from ouroboros.models.load import model_path
@@ -97,10 +97,8 @@ def viewer_run(
 
 
 def find_tokenizer(place: str, fingerprint: str | None = None) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of `place`: a folder, "reference/target" or a hub id in the local cache.
-
-    Return None if there is none, or if `fingerprint` shows that it belongs to another model.
-    """
+    """Load the tokenizer of a folder, "reference/target" or a hub id in the local cache. Return
+    None if there is none, or if `fingerprint` shows that it belongs to another model."""
     try:
         found = AutoTokenizer.from_pretrained(model_path(place), local_files_only=True)
     except Exception:  # tokenizers raise all kinds; the viewer then shows ids
@@ -111,12 +109,9 @@ def find_tokenizer(place: str, fingerprint: str | None = None) -> PreTrainedToke
 def splitter(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Callable[[Sequence[int]], list[str]]:
-    """Return a function that splits a completion into the text of each token (without a tokenizer,
-    into ids).
-
-    The texts joined are the completion's text: a token that ends inside a character adds "", and
-    the next one adds the whole character.
-    """
+    """Return a function that splits a completion into the text of each token (without a
+    tokenizer, into ids). A token that ends inside a character adds "", and the next one adds the
+    whole character."""
     if tokenizer is None:
         return lambda tokens: [f"{token} " for token in tokens]
 
@@ -130,9 +125,9 @@ def splitter(
 def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:
     """Return a tree for the page: {"text", "parent", "percent", "source", "path", "then"}.
 
-    The first four have an entry per node: an index into `texts`, the parent, a percentage
-    ("percent" is empty if nothing was estimated), a letter. "path" is as in `ProposedTree`, "then"
-    its `then` as an index into `texts`. New token texts are added to `texts`.
+    The first four have an entry per node: an index into `texts`, the parent, a percentage, a
+    letter. "then" is the token after the path as an index into `texts`. New token texts are added
+    to `texts`.
     """
     tree = step.tree
 

@@ -2,7 +2,7 @@
 
 Invariant: a missing completion never passes. In a finished run, the verdict is BUG for missing and
 failed completions, and for those that do not end at an end token, a limit or a stop string. It is
-"not measured" if all decoders, standard decoding included, reject the prompt with the same error.
+"not measured" if all decoders reject the prompt with the same error.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ def load_audit(folder: ResultsFolder) -> list[Row]:
 
 
 def audit_run(job: Bench, folder: ResultsFolder, *, controls: bool, progress: bool = False) -> None:
-    """Write audit.jsonl: a `Row` for each prompt and repeat; with `progress`, show a bar. Does
-    nothing if the run has no greedy decoder.
+    """Write audit.jsonl: a `Row` for each prompt and repeat. Does nothing without greedy.
 
     With `controls`, standard decoding is also compared with transformers' own forward on every
-    prompt, in float64 and with calls of 1, 8 and all tokens. Without `controls`, this is done
-    only for prompts with a differing completion, with calls of 4 and all tokens; half-precision
-    runs use float32, which is much faster than float64. Standard decoding's verdict is then
-    "reference" unless a bug is found.
+    prompt, in float64 and with calls of 1, 8 and all tokens. Without, this is done only for prompts
+    with a differing completion, with calls of 4 and all tokens (in half precision against float32),
+    and standard decoding's verdict is "reference" unless a bug is found.
     """
     if PLAIN not in job.decoders:
         return
@@ -101,7 +99,7 @@ def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
     """Return, by decoder, one prompt's verdicts that need no comparison with standard decoding.
-    `group` maps decoders to samples (None: missing); decoders `in_law` use rejection sampling."""
+    `group` maps decoders to samples; decoders `in_law` use rejection sampling."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")
@@ -131,8 +129,7 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
 
 
 def _lacking_bytes(job: Bench) -> int:
-    """Return how many bytes of free device memory are missing to hold the audit's copies of the
-    target's weights; 0 if they fit."""
+    """Return how many bytes of device memory are missing for the audit's copies of the weights."""
     weights, device = job.target.model.parameters(), job.target.device
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available

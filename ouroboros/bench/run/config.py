@@ -34,9 +34,9 @@ RANGES = {
 class PairSpec:
     """The options `model.*` of a run, from which `load_pair` loads the models.
 
-    `standin` maps roles to shapes by name (see `standin.shape`): each Llama model is embedded in a
-    larger one of this shape, whose calls cost as much as a real model's. Values of `options` with a
-    `_target_` are instantiated.
+    `standin` maps roles to shapes by name: each Llama model is embedded in a larger one of this
+    shape, whose calls cost as much as a real model's. Values of `options` with a `_target_` are
+    instantiated.
     """
 
     name: str = "hf"  # the pair's name in the name of the results folder
@@ -78,11 +78,8 @@ class PairSpec:
 
 @dataclass
 class Sampling:
-    """How tokens are selected.
-
-    The seed of a completion depends only on the run's `seed`, the example and the repeat, so every
-    decoder, a resumed run and a replay draw the same tokens.
-    """
+    """How tokens are selected. The seed of a completion depends only on the run's `seed`, the
+    example and the repeat, so every decoder, a resumed run and a replay draw the same tokens."""
 
     seed: int = 0
     temperature: float = 0.0  # 0: greedy; above: sampling, with the same noise for all decoders
@@ -99,8 +96,7 @@ class Sampling:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number {words}")
 
     def choose(self, example: str, repeat: int, *, vocab: int) -> TokenSelector:
-        """Return the token selector for a repeat of the example with this id; `vocab` is the
-        target's vocabulary size."""
+        """Return the token selector for a repeat of the example; `vocab` is the vocabulary size."""
         from transformers import RepetitionPenaltyLogitsProcessor
 
         from ouroboros.core.processors import Processed
@@ -120,10 +116,7 @@ class Sampling:
 
 @dataclass
 class RunConfig(Sampling):
-    """All options of a run. `decoder` maps names to decoder configs, as for `make_decoder`.
-
-    Raises `ValueError` for values and combinations that cannot run.
-    """
+    """All options of a run. `decoder` maps names to decoder configs, as for `make_decoder`."""
 
     model: PairSpec = MISSING
     task: Any = MISSING  # a `TaskSpec`, or its mapping
@@ -144,8 +137,8 @@ class RunConfig(Sampling):
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> Self:
-        """Return the config for plain values, as in run.json; missing options get their defaults.
-        Raises OmegaConf's errors, which name the option, for unknown options and wrong types."""
+        """Return the config for plain values, as in run.json; missing options get their
+        defaults."""
         merged = OmegaConf.merge(OmegaConf.structured(cls), options)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
@@ -171,8 +164,8 @@ class RunConfig(Sampling):
         return any(own.get("draft") is not None for own in self.decoder.values())
 
     def files(self) -> dict[str, Path]:
-        """Return the files, folders and hub ids that the config names, as {option: path}, for
-        example "costs", "task.path" or "model.target". The paths need not exist."""
+        """Return the files, folders and hub ids that the config names, as {option: path}. The
+        paths need not exist."""
         roles = [role for role in ("target", "draft") if getattr(self.model, role)]
         found = {f"model.{role}": Path(self.model.path(role)) for role in roles}
         found |= {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}

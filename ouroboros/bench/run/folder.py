@@ -1,23 +1,17 @@
-"""A results folder: the files of one run. A killed run loses only the samples being decoded.
+"""The results folder of a run. A killed run loses only the samples being decoded.
 
-    run.json        the resolved config, versions, machine, and whether the run is finished
-    samples.jsonl   one line per (prompt, decoder, repeat), flushed when its sequence ends
-    prompts.jsonl   the prompts that a chat template rendered, if any
-    failures.jsonl  the traceback of each failed sample, if any failed
-    scores.jsonl    one line per scored sample
-    audit.jsonl     one line per prompt and repeat: the verdict on each completion
-    predictions.jsonl   the target's prediction at every node, if the run records them for replays
-    trees.jsonl     the draft trees of decoders that estimate node probabilities
-    costs.json      the call costs measured with the run, or given to it, if any
-    tokenizer.json.gz   the target's tokenizer, for a report, if the target is a folder
-    pool-*.json     the phrase pools that decoders carry from prompt to prompt
-    audit.md        the verdicts as text
-    summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
+run.json the resolved config, versions, machine, and whether the run is finished samples.jsonl one
+line per (prompt, decoder, repeat), flushed when its sequence ends prompts.jsonl the prompts that a
+chat template rendered failures.jsonl the tracebacks of failed samples scores.jsonl one line per
+scored sample audit.jsonl the verdict on each completion, a line per prompt and repeat; audit.md as
+text predictions.jsonl, trees.jsonl recorded predictions and draft trees costs.json the call costs
+that decoders plan with tokenizer.json.gz, pool-*.json the target's tokenizer; phrase pools between
+prompts summary.json, summary.md, speedup.png, calls.png made by the report from the files above
 
 Invariants: .jsonl files only grow, and each line is flushed to disk. An incomplete last line is
 never read, and is dropped before the next append. Of two samples with the same key the later one
 counts. One process writes at a time and holds the lock (`locked`). Finished .jsonl files may be
-gzipped (.jsonl.gz): these can be read but not appended to.
+gzipped: these are read, but not appended to.
 """
 
 from __future__ import annotations
@@ -38,9 +32,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import changes
-from ouroboros.bench.run.tree_recorder import PrefixKey
+from ouroboros.bench.run.tree_recorder import PrefixKey, ProposedTree
 from ouroboros.core.tree import TokenTree
 from ouroboros.costs import NAMES, Costs
 
@@ -51,7 +44,6 @@ FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, PROMPTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
-    "profile.md",
 )
 """Files that overwriting a run removes (samples.jsonl, which has the lock, is emptied)."""
 SampleKey = tuple[str, str, int]
@@ -73,11 +65,8 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
-        """Context manager: lock the folder against other processes with the file `name`. If the
-        folder was created for this and stays empty, remove it again.
-
-        Raises `ValueError` if another process has the lock.
-        """
+        """Lock the folder against other processes (`ValueError` if one has the lock). If the
+        folder is created for this and stays empty, remove it again."""
         new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         path = stored(self.path / name)
@@ -94,18 +83,17 @@ class ResultsFolder:
                     os.removedirs(self.path)
 
     def run_to_resume(self, facts: Mapping) -> dict | None:
-        """Return the run.json to resume; None for a new run. Write no files.
+        """Return the run.json to resume by a run with the run.json `facts`; None for a new run.
 
-        `facts` is the run.json of the run that is about to start. Raises `ValueError` if the folder
-        has a different run or files without a run.json, and `Finished` if its run is finished and
-        none of its samples failed.
+        Raises `ValueError` if the folder has a different run or files without a run.json, and
+        `Finished` if its run is finished and none of its samples failed.
         """
         if self.overwrite:
             return None
         if not (self.path / RUN).exists():
-            paths = (self.path / name for name in (SAMPLES, SCORES, COSTS))
-            for path in (path for path in paths if path.exists() and path.stat().st_size):
-                raise ValueError(f"{self.path} has {path.name}, but no {RUN} of a run: {REMEDY}")
+            for path in (self.path / name for name in (SAMPLES, SCORES, COSTS)):
+                if path.exists() and path.stat().st_size:
+                    raise ValueError(f"{self.path} has {path.name}, but no {RUN}: {REMEDY}")
             return None
         old = self.load_run()
         if what := changes(old, facts):
@@ -119,8 +107,8 @@ class ResultsFolder:
         return old
 
     def open_run(self, facts: dict) -> dict:
-        """Start the run or resume the one in this folder; return its run.json. Raises `ValueError`
-        as `run_to_resume` does."""
+        """Start the run or resume the one in this folder; return its run.json. Errors are those
+        of `run_to_resume`."""
         old = self.run_to_resume(facts)
         if self.overwrite:
             (self.path / SAMPLES).write_bytes(b"")
@@ -147,9 +135,8 @@ class ResultsFolder:
             raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
 
     def engines(self) -> dict[str, str]:
-        """Return each model's engine by role, such as {"target": "fused"}, if this folder's run is
-        on a CPU; else {}. A resumed run must reuse these engines, because on a CPU they were chosen
-        by timing."""
+        """Return each model's engine by role, such as {"target": "fused"}, if this folder's run
+        is on a CPU, where engines are chosen by timing: a resumed run must reuse them."""
         resumed = not self.overwrite and (self.path / RUN).exists()
         model = self.load_run().get("model", {}) if resumed else {}
         if model.get("device") != "cpu":
@@ -184,9 +171,8 @@ class ResultsFolder:
         part.replace(self.path / name)
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
-        """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
-        line. `key`, if given, is added to the line: the key of its sample. Raises `ValueError` if
-        the file is gzipped."""
+        """Append a line to a .jsonl file and flush it to disk. The line gets the sample's `key`,
+        if given. Raises `ValueError` if the file is gzipped."""
         path, line = self.path / name, {"key": key, **row} if key else row
         if (packed := stored(path)) != path:
             raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
@@ -217,8 +203,7 @@ class ResultsFolder:
         self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
-        """Return all samples in the order of measurement; if one was measured twice, only the later
-        one."""
+        """Return all samples in the order of measurement; of one measured twice only the later."""
         samples: dict[SampleKey, Sample] = {}
         for sample in read_lines(self.path / SAMPLES, Sample.from_dict):
             samples.pop(sample.key, None)
@@ -244,8 +229,7 @@ class ResultsFolder:
         return dict(read_lines(self.path / PREDICTIONS, parse))
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
-        """Return the saved trees: {sample key: [one per step]}. If a sample was measured twice, its
-        trees are the later ones."""
+        """Return the saved trees: {sample key: [one per step]}."""
 
         def step(one: dict, names: Sequence[str]) -> ProposedTree:
             nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
@@ -265,12 +249,10 @@ class ResultsFolder:
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
-    """Load call costs from `source`; return None if it is None.
+    """Load call costs from a name, file or mapping, as `Costs.load`, or as the medians of a timed
+    results folder; None if `source` is None.
 
-    `source` is a results folder or what `Costs.load` takes: a name, a file or a mapping. A folder's
-    costs are the medians of its samples. `about["name"]` of the result defaults to the name of the
-    folder or file (for a costs.json: FOLDER/costs.json), but not for a mapping. Raises `ValueError`
-    for other sources and for a folder that was not timed.
+    Costs of a file or folder without a name get its name, as `about["name"]`.
     """
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
@@ -286,11 +268,8 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
 
 def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
-    """Yield `parse(object)` for each complete line of a .jsonl file, which may be gzipped; nothing
-    if the file is missing.
-
-    Raises `ValueError` with the line number for damaged JSON or an object that `parse` rejects.
-    """
+    """Yield `parse(object)` for each complete line of a .jsonl file, which may be gzipped;
+    nothing if it is missing. Raises `ValueError` with the line number for a damaged line."""
     if not (path := stored(path)).exists():
         return
     try:

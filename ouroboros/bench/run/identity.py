@@ -1,7 +1,5 @@
 """Record what a run depends on, and decide whether it may be resumed.
 
-A run may be resumed if nothing that its record names has changed: options, prompts, the loaded task
-and models (names and commits), versions of packages, this package's git commit, device and threads.
 Host names and absolute paths are never recorded.
 """
 
@@ -42,12 +40,8 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
 def describe(config: RunConfig) -> dict:
-    """Return the part of run.json that is known before the models are loaded.
-
-    - `config`: the options that may affect samples
-    - `files`: the options that name an existing file or folder
-    - `provenance`: time, versions, git state and machine
-    """
+    """Return what run.json records before the models are loaded: the options that may affect
+    samples, those that name a file or folder ("files"), and the `provenance`."""
     found = {
         "config": {k: v for k, v in config.to_mapping().items() if k not in NOT_IDENTITY},
         "files": [option for option, path in config.files().items() if path.exists()],
@@ -57,8 +51,8 @@ def describe(config: RunConfig) -> dict:
 
 
 def changes(old: Mapping, new: Mapping) -> str:
-    """Describe the first few differences between two run.json that prevent resuming; "" if there
-    are none. Top-level keys that only one of them has are not compared."""
+    """Describe the first differences between two run.json that prevent resuming; "" if there are
+    none. Top-level keys that only one of them has are not compared."""
     loaded = ("config", "task", "model", "max_new")
     both = [key for key in loaded if key in old and key in new]
 
@@ -79,8 +73,8 @@ def changes(old: Mapping, new: Mapping) -> str:
 
 
 def check_found(files: Mapping[str, Path], run: Mapping) -> None:
-    """Raise `ValueError` if a file or folder that a run read, by option, does not exist: run.json
-    keeps names without folders, so the user has to give the path again."""
+    """Raise `ValueError` if a file or folder that a run read, by option, does not exist:
+    run.json keeps names only."""
     read = run.get("files", ())
     if lost := {
         option: path.name
@@ -95,8 +89,7 @@ def check_found(files: Mapping[str, Path], run: Mapping) -> None:
 
 
 def provenance() -> dict:
-    """Return plain JSON values: "time" (UTC), "versions" by package, "git" (`git_state`) and
-    "machine": cpu, cores (that this process may use), threads (of torch), gpus, cuda and os."""
+    """Return plain JSON values: time (UTC), versions by package, `git_state` and machine."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -119,10 +112,8 @@ def provenance() -> dict:
 
 
 def git_state(folder: Path) -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that contains `folder`; None if there is none.
-
-    Changes in results/ do not make a checkout dirty.
-    """
+    """Return {"commit", "dirty"} of the checkout that contains `folder`, whatever changed in
+    results/; None if there is none."""
     command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch"]
     command += ["--", ":/", ":(top,exclude)results"]
     with suppress(OSError, subprocess.SubprocessError):
@@ -134,8 +125,8 @@ def git_state(folder: Path) -> dict | None:
 
 @contextmanager
 def other_load(record: dict) -> Iterator[None]:
-    """Record in a run's `record` how much of this process's CPUs other programs use meanwhile, in
-    percent, as "load", {"other_percent": ...} (of a resumed run the maximum)."""
+    """Record in a run's `record` how much of this process's CPUs other programs use meanwhile,
+    in percent (of a resumed run the maximum)."""
     _cpu_percent()
     began_s, own_s = time.perf_counter(), time.process_time()
     try:

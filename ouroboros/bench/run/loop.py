@@ -6,10 +6,8 @@ prompts begin, and the decoder that goes first rotates. Invariants:
 
 - Nothing is kept between samples, except phrase pools if a decoder carries them between prompts.
 - Each sample is written before the next step begins. A failure is recorded, and the run continues.
-- A pool is saved after its sample's line, so it is never ahead of the samples. A run killed between
-  the two resumes without that sample's phrases.
-- Later turns of a conversation continue the first decoder's answers, so that all decoders get the
-  same prompt.
+- A pool is saved after its sample's line, so it is never ahead of the samples.
+- Later turns of a conversation continue the first decoder's answers.
 - Every completion is truncated at its first stop string, which depends only on its tokens.
 """
 
@@ -54,11 +52,10 @@ REFILLED = 4  # with `refill`, decoders alternate after this many times `batch_s
 class Bench:
     """A run with everything loaded: models, task, decoders.
 
-    The caches of all `models` are emptied before each batch; `costs` are the costs that decoders
-    plan with, if any. `prompts` makes the prompts (None: with the target's tokenizer). The other
-    options are those of `RunConfig`. Raises `ValueError` if the examples need a chat template that
-    the tokenizer lacks, if a prompt has a token id outside the vocabulary, and if the task, a model
-    or a decoder does not support a `batch_size` above 1.
+    The caches of all `models` are emptied before each batch; `costs` are those that decoders plan
+    with. The other options are those of `RunConfig`. Raises `ValueError` for prompts that the
+    tokenizer or the model cannot read, and for a `batch_size` above 1 that the task, a model or a
+    decoder does not support.
     """
 
     target: CachedModel
@@ -107,10 +104,8 @@ class Bench:
         return len(self.examples) * len(self.decoders) * self.repeats
 
     def batches(self) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
-        """Yield (decoder, repeat, order, examples) in the order of measurement.
-
-        The list of decoders is rotated by one from each batch of examples to the next.
-        """
+        """Yield (decoder, repeat, order, examples) in the order of measurement; the list of
+        decoders is rotated by one from each batch of examples to the next."""
         names = list(self.decoders)
         size = self.batch_size * (REFILLED if self.refill and self.batch_size > 1 else 1)
         for repeat in range(self.repeats):
@@ -123,8 +118,8 @@ class Bench:
         """Measure the samples that the folder lacks and those that failed; yield every sample,
         finished ones first.
 
-        Each decoder decodes a fixed text as warm-up and is then rebuilt. A decoder that carries a
-        phrase pool between prompts continues from the pool saved in the folder.
+        Each decoder decodes a fixed text as warm-up and is then rebuilt; one that carries a phrase
+        pool between prompts continues from the pool saved in the folder.
         """
         saved = folder.load_prompts()
         self.prompts.texts |= saved
@@ -169,8 +164,7 @@ class Bench:
                 yield sample
 
     def _peak_bytes(self) -> int | None:
-        """Return the peak memory of the current batch, summed over the models' GPUs; None on a CPU,
-        where only the peak of the whole process is known."""
+        """Return the peak memory of the batch, summed over the models' GPUs; None on a CPU."""
         return sum(map(torch.cuda.max_memory_allocated, self.gpus)) or None
 
     def _made(self, name: str) -> list[Decoder]:
@@ -178,8 +172,8 @@ class Bench:
         return [self.decoders[name]() for _ in range(self.batch_size)]
 
     def _record(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
-        """Write a sample's predictions, if the run records them. In the first repeat, also write
-        its trees, if they have node probabilities or the run records predictions."""
+        """Write a sample's predictions, if the run records them, and in the first repeat its
+        trees, if they have node probabilities or the run records predictions."""
         if self.record_predictions:
             folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
         steps = recorder.trees()[: len(sample.steps)]
@@ -196,8 +190,7 @@ class Bench:
         number: int = 0,
     ) -> Iterator[Row]:
         """Decode (example, repeat) pairs as a batch, with empty caches and one decoder per
-        sequence; yield each row as soon as it ends. A failure becomes the `error` of the row's
-        sample.
+        sequence; yield each row as soon as it ends, a failure as the `error` of its sample.
 
         Later turns of a conversation need `answers`. `number` is the batch's number. Time that the
         caller takes between two yields, to write samples, is not counted.
@@ -233,8 +226,7 @@ class Bench:
     def _together(
         self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict
     ) -> Iterator[Row]:
-        """Decode rows with this engine, in joint steps; yield each as soon as it ends. `limits` has
-        max_new and eos."""
+        """Decode rows with this engine, in joint steps; yield each as soon as it ends."""
         free, live, clock, refused = list(decoders), dict[Decoding, Row](), 0.0, list[Row]()
 
         def begun() -> Iterator[Decoding]:
@@ -279,8 +271,7 @@ class Bench:
                 return
 
     def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
-        """Decode rows with another engine, a batch at a time; yield each after its batch. `limits`
-        has max_new and eos."""
+        """Decode rows with another engine, a batch at a time; yield each after its batch."""
         peer, clock = decoders[0], 0.0
         for at in range(0, len(rows), self.batch_size):
             group = rows[at : at + self.batch_size]
@@ -311,8 +302,8 @@ class Bench:
 
     def score(self, folder: ResultsFolder, record: dict, *, progress: bool = False) -> str | None:
         """Score the folder's samples that have no score yet, and the corpora, in its `record`
-        (run.json); equal completions of a prompt are scored once. Return the task's first error in
-        one line, or None; completions with errors get no score. With `progress`, show a bar."""
+        (run.json); equal completions of a prompt are scored once. Return the first error in one
+        line, or None; completions with errors get no score."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples, done = {example.id: example for example in self.examples}, folder.load_scores()
         failure, samples = None, folder.load_samples()
@@ -343,9 +334,9 @@ class Bench:
 class Row:
     """A prompt in a batch: its sample so far, its decoder and its outcome.
 
-    `recorder` wraps the decoder if it is one of this engine's (not transformers' or llama.cpp's);
-    else None. `keep` is the number of new tokens up to the first stop string (None: no stop string
-    so far). `failure` is the traceback of a failure, or "".
+    `recorder` wraps the decoder if it is one of this engine's; else None. `keep` is the number of
+    new tokens up to the first stop string (None: none so far), `failure` the traceback of a
+    failure.
     """
 
     sample: Sample
@@ -363,11 +354,9 @@ class Row:
         self.sample = replace(self.sample, **fields)
 
     def add(self, seconds: float, steps: list[StepRecord]) -> None:
-        """Add `seconds`, the row's share of one step's time, and set the TTFT after the first step.
-
-        Replace the host time of the last of `steps` by all time outside the models, so that it
-        includes preparing the sequence and searching for stop strings.
-        """
+        """Add the row's share of one step's time, and set the TTFT after the first step. The
+        host time of the last of `steps` becomes all time outside the models, so that it includes
+        preparing the sequence and searching for stop strings."""
         if steps:
             last = steps[-1]
             steps[-1] = replace(last, host_s=seconds - last.draft_s - last.verify_s)
@@ -381,8 +370,7 @@ class Row:
         return self
 
     def complete(self, trace: DecodeTrace, tokenizer, peak_bytes: int | None) -> Row:
-        """Record the trace, truncated to `keep` new tokens (None: not truncated), in the sample;
-        return the row."""
+        """Record the trace, truncated to `keep` new tokens, in the sample; return the row."""
         trace = trace if self.keep is None else cut(trace, self.keep)
         words = trace.new_tokens[: -1 if trace.finish == "eos" else None]
         self.note(

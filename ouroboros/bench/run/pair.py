@@ -37,9 +37,9 @@ class Pair:
 def load_pair(
     spec: PairSpec, *, with_draft: bool, engines: Mapping[str, str] | None = None
 ) -> Pair:
-    """Load the target and, with `with_draft`, the draft model. `engines` maps roles to the
-    engines that engine=auto chose in the run to resume. Raises a one-line `ValueError` if a model
-    cannot be loaded, or if the vocabularies do not match."""
+    """Load the target and, with `with_draft`, the draft model. `engines` has the engines of the
+    run to resume, by role. Raises `ValueError` if a model cannot be loaded, or if the
+    vocabularies do not match."""
     roles = ("target", "draft")[: 1 + with_draft]
     for role in roles:
         check_folder(spec.path(role))
@@ -51,8 +51,8 @@ def load_pair(
 
 
 def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedModel:
-    """Load the model of a role, "target" or "draft". If the spec has engine=auto and `engine` is
-    "eager" or "fused", this engine is used. Raises `ValueError` if loading fails."""
+    """Load the model of a role, "target" or "draft"; `engine` replaces engine=auto. Raises
+    `ValueError` if loading fails."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value
@@ -100,9 +100,8 @@ def device_of(spec: PairSpec) -> str:
 
 
 def dtype_of(spec: PairSpec) -> torch.dtype:
-    """Return the models' dtype. "auto" is bfloat16 on a GPU that has it, else float16; on a CPU
-    bfloat16 if the kernels of `CachedModel` have it, which make exact calls, else float32. Raises
-    `ValueError` for an unknown dtype."""
+    """Return the models' dtype. "auto" is bfloat16 if the GPU, or the CPU kernels, have it, else
+    float16 on a GPU and float32 on a CPU. Raises `ValueError` for an unknown dtype."""
     if spec.dtype == "auto" and device_of(spec).startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if spec.dtype == "auto":
@@ -116,8 +115,7 @@ def dtype_of(spec: PairSpec) -> torch.dtype:
 
 
 def load_tokenizer(spec: PairSpec):
-    """Load the target's tokenizer, not its weights. Raises `ValueError` if that fails, or if the
-    tokenizer does not reproduce its own text."""
+    """Load the target's tokenizer, not its weights. Raises `ValueError` if that fails."""
     source = spec.path("target")
     check_folder(source)
     try:
@@ -131,8 +129,8 @@ def load_tokenizer(spec: PairSpec):
 
 
 def model_names(model: Mapping) -> str:
-    """Return the names of a run's models, from `model` in its run.json: the last parts of their ids
-    or paths, or the name of the reference pair. A draft that was not loaded is not named.
+    """Return the names of a run's models, from `model` in its run.json; a draft that was not loaded
+    is not named.
 
     >>> model_names({"target": "01-ai/Yi-34B", "draft": "01-ai/Yi-6B"})
     'Yi-34B + Yi-6B'

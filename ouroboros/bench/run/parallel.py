@@ -1,8 +1,7 @@
 """Run on several devices: the ranks (processes) share each target call; rank 0 writes the results.
 
-Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary folder.
-Invariant: everything that decisions depend on (costs, finished samples, whether to stop) is
-broadcast from rank 0.
+Every rank runs the same loop over the same samples. Invariant: everything that decisions depend on
+(costs, finished samples, whether to stop) is broadcast from rank 0.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_s
 
 @contextmanager
 def join_ranks(parallel: str | None) -> Iterator[Ranks]:
-    """Context manager: yield the run's ranks, or a single one if `parallel` is None.
-
-    Only rank 0 prints. If a rank is lost, one of the others reports it and all exit with code 1.
-    After a `ValueError` or `OSError`, all other ranks exit with code 2.
-    """
+    """Yield the run's ranks, or a single one if `parallel` is None. Only rank 0 prints. If a
+    rank is lost, all others exit with code 1; after a `ValueError` or `OSError`, all but rank 0
+    with code 2."""
     if parallel is None:
         yield Ranks()
         return
@@ -77,9 +74,8 @@ def claimed(folder: ResultsFolder, facts: Mapping, ranks: Ranks) -> Iterator[Res
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec for this rank. It has the rank's own GPU, unless a device is set; rank 0's
-    dtype (dtype=auto may choose differently on each rank); and no device_map=auto, which would
-    spread each rank's models over all GPUs."""
+    """Return the spec with this rank's own GPU, unless a device is set; with rank 0's dtype; and
+    without device_map=auto, which would spread each rank's models over all GPUs."""
     if ranks.size == 1:
         return spec
     options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}

@@ -1,8 +1,7 @@
 """Turn an example into the model's input ids: chat templates and conversations.
 
-If each decoder continued its own conversation, a near tie in bfloat16 could give decoders different
-prompts, so they could not be compared. Instead, later turns of a conversation continue the answers
-of the run's first decoder.
+Later turns of a conversation continue the answers of the run's first decoder: if each decoder
+continued its own answers, a near tie could give decoders different prompts.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from ouroboros.models.vocab import encode
 class PromptBuilder:
     """Makes the token ids of prompts; examples with messages use the tokenizer's chat template.
 
-    Each prompt is rendered once and kept, because a template may contain a clock: all decoders, a
-    resumed run and its audit get the same prompt. `args` are arguments of the template. `texts` has
-    the rendered prompts by a hash of their messages. In a parallel run, `share` returns rank 0's
-    text.
+    Each prompt is rendered once and kept in `texts`, by a hash of its messages, because a template
+    may contain a clock. `args` are arguments of the template. In a parallel run, `share` returns
+    rank 0's text.
     """
 
     tokenizer: Any
@@ -35,8 +33,7 @@ class PromptBuilder:
     share: Callable[[str], str] = str
 
     def ids(self, example: Example) -> list[int]:
-        """Return a prompt's token ids. Raises `ValueError` if the tokenizer has no chat template or
-        the template fails."""
+        """Return a prompt's token ids. Raises `ValueError` if the chat template fails."""
         if not example.messages:
             return encode(self.tokenizer, example.prompt)
         if (key := identity(*map(dict, example.messages))) not in self.texts:
@@ -82,10 +79,8 @@ def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the run's first decoder, `first`, which all decoders' conversations continue.
-
-    `samples` has the run's samples so far, by key; it may grow.
-    """
+    """The answers of the run's first decoder, `first`, which all decoders' conversations
+    continue. `samples` has the run's samples so far, by key; it may grow."""
 
     task: Task
     examples: Sequence[Example]
@@ -93,11 +88,8 @@ class Answers:
     samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
-        """Return the example. To a later turn of a conversation, prepend the earlier turns with the
-        answers of `first` in this `repeat`.
-
-        Raises `ValueError` if the previous turn failed.
-        """
+        """Return the example; before a later turn of a conversation, put the earlier turns with
+        the answers of `first` in this `repeat`. Raises `ValueError` if the previous turn failed."""
         if example.follows is None:
             return example
         answer = self.samples[example.follows, self.first, repeat]

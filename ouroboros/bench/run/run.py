@@ -1,10 +1,7 @@
 """Run a benchmark, from its config to its results folder: load, measure, score, audit.
 
-    config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
-    result = run(config, progress=True)
-    result.folder.load_samples()
-
-A run that was interrupted resumes when it is called again with the same `results_dir`.
+config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
+run(config, progress=True).folder.load_samples()
 """
 
 from __future__ import annotations
@@ -44,8 +41,8 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, and `bench`, its loaded models and decoders. `finished` is False if the run
-    or its audit was interrupted, `first` in all processes of a parallel run but rank 0."""
+    """A run's folder, and `bench`, its loaded models and decoders. `finished` is False if the
+    run or its audit was interrupted, `first` in all processes of a parallel run but rank 0."""
 
     folder: ResultsFolder
     bench: Bench
@@ -64,10 +61,9 @@ def run(
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` receives each message; `progress` shows bars on stderr. Ctrl-C ends the run and loses only
-    the samples that are being decoded. Call costs come from the folder, else from
-    `measure_costs`, else (if it returns None) from the config. Without any, they are measured if a
-    decoder needs them. `load` replaces `load_pair`. Raises `ValueError` if the run cannot start or
-    resume.
+    the samples that are being decoded. Call costs come from the folder, else from `measure_costs`,
+    else from the config, else they are measured if a decoder needs them. Raises `ValueError` if the
+    run cannot start or resume.
     """
     with join_ranks(config.parallel) as ranks, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -188,11 +184,9 @@ def build(
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
-    """Reload the task, models and decoders of a folder's run.
-
-    `overrides` replaces config values by dotted name; paths need it, because run.json keeps only
-    their last part. Raises `ValueError` if files, prompts or options differ from the run's.
-    """
+    """Reload the task, models and decoders of a folder's run. `overrides` replaces config values
+    by dotted name; paths need it, because run.json keeps only their last part. Raises
+    `ValueError` if files, prompts or options differ from the run's."""
     run = folder.load_run()
     config = RunConfig.from_mapping(run["config"]).replaced(overrides or {})
     check_found(config.files(), run)

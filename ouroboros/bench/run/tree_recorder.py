@@ -1,14 +1,14 @@
 """Record the draft trees of a run and the target's prediction at every node.
 
-Replays need the predictions, reports the trees. A prediction's key is the whole sequence before it
-(*prefix key*), so a replay finds it even if the same sequence occurs in a different tree.
+A prediction's key is the whole sequence before it (*prefix key*), so a replay finds it even if the
+same sequence occurs in a different tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.calls import Steps
 from ouroboros.core.select import TokenSelector
 from ouroboros.core.tree import TokenTree
@@ -16,6 +16,15 @@ from ouroboros.decode import Drafter
 
 PrefixKey = tuple[int, tuple[int, ...]]
 """A sequence, as (length of its common prefix with the recorded sequence, its tokens after it)."""
+
+
+class ProposedTree(NamedTuple):
+    """One step: the draft `tree`, its accepted `path` (nodes, root first), and `then`, the token
+    that the target chose after the path."""
+
+    tree: TokenTree
+    path: tuple[int, ...]
+    then: int
 
 
 def prefix_keys(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[PrefixKey]:

@@ -52,7 +52,7 @@ def test_files_of_another_command_or_a_deleted_run_are_refused(saved, name):
     folder = saved / "run"
     folder.mkdir()
     (folder / name).write_text("{}\n")
-    with pytest.raises(ValueError, match=rf"run has {name}, but no run.json of a run: use another"):
+    with pytest.raises(ValueError, match=rf"run has {name}, but no run.json: use another"):
         run(run_config(saved))
     assert run(run_config(saved, overwrite=True)).finished
 

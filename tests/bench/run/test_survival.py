@@ -101,7 +101,7 @@ def test_failed_samples_are_measured_anew(pair, tmp_path, monkeypatch):
 def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.open_run(FACTS)
-    for name in ("notes.txt", "profile.md"):
+    for name in ("notes.txt", "summary.md"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
         folder.open_run(OTHER)
@@ -112,7 +112,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     folder.append(SAMPLES, {})
     assert ResultsFolder(tmp_path, overwrite=True).open_run(OTHER)["config"] == OTHER["config"]
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
-    assert not (tmp_path / "profile.md").exists()
+    assert not (tmp_path / "summary.md").exists()
 
 
 def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path):
