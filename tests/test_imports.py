@@ -5,6 +5,7 @@ A room is a folder of `ouroboros` or a file beside them. Imports run downwards i
 """
 
 import ast
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -83,6 +84,13 @@ def test_a_module_imports_downwards(name):
 def test_no_circle():
     inner = {name: ours(name) & set(INNER) for name in INNER}
     list(TopologicalSorter(inner).static_order())
+
+
+def test_every_folder_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    for path in (path for path in MODULES.values() if path.name == "__init__.py"):
+        parts = path.parent.relative_to(ROOT).parts
+        assert ".".join(parts if parts[0] == "ouroboros" else ("ouroboros", *parts)) in listed
 
 
 def test_the_package_imports_no_script_and_nothing_patches_the_search_path():
