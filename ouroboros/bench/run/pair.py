@@ -65,6 +65,7 @@ def load_model(spec: PairSpec, role: str, engine: str | None = None) -> CachedMo
         remedy = f"leave it out, or give model.{other}=null"
         raise ValueError(f"model.options.{min(placed)} has no effect with model.{other}: {remedy}")
     source, device, gpus = spec.path(role), device_of(spec), torch.cuda.device_count()
+    check_folder(source)
     try:
         place = torch.device(device)
     except RuntimeError as error:

@@ -14,7 +14,6 @@ from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.report import make_report, render, run_section
 from ouroboros.bench.report.summary import audit_cell, interval_of, summarise
 from ouroboros.bench.report.tables import run_tables, terminal_tables
-from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
 
 
@@ -67,11 +66,6 @@ def test_scores_that_are_missing_cut_off_or_timed_out_are_counted():
     assert "fast: only 1 of 2 completions have a score" in notes
     bare = summarise(measured(rows)).notes
     assert not any("cut off" in note or "a score" in note for note in bare)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="not a results folder"):
-        make_report(ResultsFolder(tmp_path))
 
 
 def test_the_title_counts_what_was_measured():

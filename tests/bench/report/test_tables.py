@@ -9,7 +9,6 @@ import pytest
 from measured import FAST, GREEDY, TOY, measured, three_decoders
 from rich.console import Console
 
-from ouroboros.audit.report import Row, audit_markdown
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import (
@@ -123,9 +122,3 @@ def test_latex_is_escaped_and_the_best_value_of_a_column_bold(tmp_path):
     assert re.findall(r"textbf\{(.*?)\}", text) == [r"2 \%", "10.0x", r"2 \%"]
     (caption,) = re.findall(r"\\caption\{(.*)\}", text)
     assert caption.startswith(r"50 \% of a\_b. x x") and len(caption) <= 205
-
-
-def test_a_bar_in_an_id_starts_no_cell():
-    row = Row("p|0", 0, {"a": {"verdict": "BUG", "reason": "x|y"}})
-    text = audit_markdown("title", [row], pd.DataFrame({"decoder": ["a"]}))
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()} == {0, 2, 10}
