@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from ouroboros.bench.metrics.intervals import FEWEST_PROMPTS
@@ -25,13 +26,16 @@ def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | No
     folders = list(map(Path, words))
     if options.out and Path(options.out, RUN).exists():
         raise ValueError(f"out={options.out} is a results folder: give another")
-    costs, failures = load_costs(options.costs), list[str]()
-
-    def fail(error: object) -> None:
-        failures.append(str(error))
-        print(f"error: {error}", file=sys.stderr)
-
-    loaded = gather(folders, fail, remake=options.remake)
+    costs, failed, found = load_costs(options.costs), False, dict[Path, Measured]()
+    for path in chain.from_iterable(map(run_folders, folders)):
+        try:
+            found.setdefault(path.resolve(), load(path))
+            if options.remake:
+                make_report(ResultsFolder(path))
+        except (ValueError, OSError) as error:
+            failed = True
+            print(f"error: {error}", file=sys.stderr)
+    loaded = list(found.values())
     if not loaded:
         return 2, None
     if costs is not None:
@@ -48,30 +52,7 @@ def report(options: ReportOptions, words: Sequence[str]) -> tuple[int, dict | No
             print(f"{label and f'{label}: '}{line}".replace("**", ""), file=sys.stderr)
     for name in ("report.html", "summary.json"):
         print(f"{Path(name).stem}: {out / name}", file=sys.stderr)
-    return 2 if failures else 0, {run.label: run.headline() for run in runs}
-
-
-def gather(
-    folders: Sequence[Path], fail: Callable[[object], object], *, remake: bool = False
-) -> list[Measured]:
-    """Read every run in or below the folders, each only once; pass the errors of unreadable ones
-    to `fail`. With `remake`, also rewrite each run's summary and plot."""
-    found: dict[Path, Measured] = {}
-    for folder in folders:
-        try:
-            paths = run_folders(folder)
-        except ValueError as error:
-            fail(error)
-            continue
-        for path in paths:
-            try:
-                one = load(path)
-                if remake:
-                    make_report(ResultsFolder(path))
-                found.setdefault(path.resolve(), one)
-            except (ValueError, OSError) as error:
-                fail(error)
-    return list(found.values())
+    return 2 if failed else 0, {run.label: run.headline() for run in runs}
 
 
 def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> None:

@@ -66,7 +66,7 @@ OTHERS = {
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
     ],
     "report": [
-        (["nosuch"], "nosuch is not a results folder: no run.json"),
+        (["nosuch"], "nosuch is not a results folder: it has no run.json"),
         ([], "error: FOLDER ... is missing: ouroboros report FOLDER ..."),
         (["damaged"], "damaged/run.json"),
         (["target", "out=damaged"], "out=damaged is a results folder: give another"),

@@ -129,13 +129,10 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return every folder that contains a run: `path` or folders below it (the jobs of a sweep).
-    Symbolic links are followed. Raises `ValueError` if there is none."""
+    """Return every folder that contains a run: `path` or folders below it (the jobs of a sweep),
+    or else `path`. Symbolic links are followed."""
     paths = glob.glob(f"**/{RUN}", root_dir=path, recursive=True, include_hidden=True)
-    found = sorted(Path(path, one).parent for one in paths)
-    if not found:
-        raise ValueError(f"{path} is not a results folder: no {RUN} in it or below it")
-    return found
+    return sorted(Path(path, one).parent for one in paths) or [path]
 
 
 def load(path: Path) -> Measured:

@@ -13,7 +13,6 @@ from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.mbpp import MBPP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.specbench import SpecBench
-from ouroboros.bench.tasks.task import fingerprint
 from ouroboros.bench.tasks.wmt16 import WMT16
 
 HUB = {"gsm8k": GSM8K, "mbpp": MBPP, "cnndm": CNNDM, "wmt16": WMT16}
@@ -30,13 +29,6 @@ def problem(task_id: int, **changes) -> dict:
     tests = [f"assert f() == {task_id}", "assert f()"]
     row = {"text": text, "code": f"def f():\r\n\treturn {task_id}", "task_id": task_id}
     return {**row, "test_setup_code": "", "test_list": tests, **changes}
-
-
-@pytest.mark.parametrize("task", [*HUB.values(), HumanEval, SpecBench])
-def test_examples_of_our_own_come_with_every_task(task):
-    made = task(path="examples")
-    assert len(made.load()) >= 4 and "sha256" in made.version
-    assert fingerprint(made.load()) == fingerprint(task(path="examples").load())
 
 
 @pytest.mark.parametrize("task", HUB.values())
