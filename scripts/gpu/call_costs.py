@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 
 import torch
 
-from ouroboros.bench.run.identity import provenance
+from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.cli.common import composed
 from ouroboros.costs import Costs
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(config.threads or torch.get_num_threads())
     pair = load_pair(config.model, with_draft=config.model.draft is not None)
     costs = Costs.measure_grid(pair.models, **vars(options))
-    about = {"model": {"target": config.model.target, "draft": config.model.draft}, **provenance()}
+    model = {name: getattr(config.model, name) for name in ("target", "draft", "standin")}
+    about = without_paths({"model": model, **provenance()})
     print(json.dumps(asdict(replace(costs, about=about))))
 
 
