@@ -100,7 +100,6 @@ def generate(config: GenerateOptions, words: Sequence[str]) -> tuple[int, None]:
     live = None
     if race and console.is_terminal:
         live = Live(console=console, auto_refresh=False, transient=True)
-    if live:
         write(console, [*unwritten, ("\n", "")])
     interrupted = False
     try:

@@ -10,7 +10,7 @@ def test_calls_of_both_models_are_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timing, "copy_bandwidth", lambda device: 1e10)
     save_pair(tiny_pair(), tmp_path)
     pair = [f"model.{role}={tmp_path / role}" for role in ("target", "draft")]
-    grid = "--visits 1 --repeats 1 --nodes 1 4 --contexts 8 24".split()
+    grid = ["--visits", "1", "--repeats", "1", "--nodes", "1", "4", "--contexts", "8", "24"]
     main(["model=hf", *pair, "model.dtype=float32", "threads=1", *grid])
     printed = capsys.readouterr().out
     (tmp_path / "costs.json").write_text(printed)
