@@ -47,9 +47,8 @@ class Peer(Protocol):
         chooses: Sequence[TokenSelector],
         stops: Sequence[Callable[[Sequence[int]], int | None] | None],
     ) -> list[DecodeTrace]:
-        """Generate a completion of each prompt; return the traces. `stops[i]` takes the new
-        tokens of row i; it returns None to continue, or how many tokens to keep when it ends the
-        row."""
+        """Generate a completion of each prompt; return the traces. `stops[i]` takes the new tokens
+        of row i; it returns None to continue, or how many tokens to keep when it ends the row."""
         ...
 
 
@@ -68,7 +67,10 @@ def decoder_names() -> list[str]:
 
 
 def decoder_config(name: str) -> dict:
-    """Return the config of a named decoder, merged with its defaults."""
+    """Return the config of a named decoder, merged with its defaults.
+
+    Raises `ValueError` for an unknown name.
+    """
     path = FOLDER / f"{name}.yaml"
     if name.startswith("_") or not path.exists():
         raise ValueError(f"there is no decoder {unknown(name, decoder_names())}")
@@ -122,8 +124,10 @@ def make_decoder(
 
     `settings` override the config. `draft` is used if the config drafts with a model, `costs` if
     the decoder takes costs and the config does not set them. A `pool` in the config is a drafter's
-    saved state. Raises `ValueError` for an unknown name or setting, a value of the wrong type, or a
-    missing draft model.
+    saved state; several decoders may start from the same one.
+
+    Raises `ValueError` for an unknown name or setting (with the nearest match), a value of the
+    wrong type, or a missing draft model.
     """
     what = f"decoder={config!r}" if isinstance(config, str) else "decoder"
     config = {**(decoder_config(config) if isinstance(config, str) else config), **settings}
@@ -149,8 +153,8 @@ def decoder_factories(
     tokenizer=None,
     adapt: bool = True,
 ) -> dict[str, DecoderFactory]:
-    """Return a factory for each config, after building one decoder with it as a check. Each
-    `pool` file is read once; it must have been made with the target's `tokenizer`. `adapt=False`
+    """Return a factory for each config, after building one decoder with it as a check. Each `pool`
+    file is read once; it must have been made with the target's `tokenizer`. `adapt=False`
     stops decoders from adapting to the times of their steps, so that counts are reproducible."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}

@@ -22,8 +22,10 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
     @modelapi(name="ouroboros")
     class OuroborosAPI(HuggingFaceAPI):
         """inspect's `hf` provider with a decoder of this library. Decoder settings are model
-        arguments, as are options to load the draft with. Completions are generated one at a
-        time, unless inspect's `max_connections` is given."""
+        arguments, as are options to load the draft with (`-M draft_revision=...`).
+
+        Completions are generated one at a time, unless inspect's `max_connections` is given.
+        """
 
         def __init__(
             self,

@@ -1,9 +1,11 @@
 """A model for the lm-evaluation-harness: accuracy and speed of a decoder in one results file.
 
-lm-eval run --model ouroboros --model_args pretrained=ID,draft=ID,dtype=float32 --tasks gsm8k python
--m ouroboros.lm_eval run --model ouroboros ... # lm-eval 0.4.13 and earlier
+    lm-eval run --model ouroboros --model_args pretrained=ID,draft=ID,dtype=float32 --tasks gsm8k
+    python -m ouroboros.lm_eval run --model ouroboros ...       # lm-eval 0.4.13 and earlier
 
-This is the harness's `hf` model with this library's decoding loop.
+This is the harness's `hf` model with this library's decoding loop. Prompts, stop strings and
+log-likelihoods are computed by `hf`. Invariant: greedy completions equal those of `hf`, up to
+numeric ties.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ WARM_UP_TOKENS = 8
 
 
 def pop_settings(decoder: str, options: dict) -> tuple[dict, dict]:
-    """Remove the decoder's settings (with `draft_context`) and the options to load the draft
-    with (`draft_revision`, ...) from `options`; return both."""
+    """Remove the decoder's settings (with `draft_context`) and the options to load the draft with
+    from `options`; return both. `draft_revision` is the draft's `revision`, and so on."""
     known = [*decoder_settings(decoder), "draft_context"]
     settings = {name: options.pop(name) for name in known if name in options}
     own = [name for name in options if name.startswith("draft_")]
@@ -49,8 +51,9 @@ def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict, loading: dict
 ) -> CustomGenerate:
     """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
-    loaded with the options `loading`, by default in the model's dtype and on its device. Raises
-    `ValueError` if `loading` has no effect."""
+    loaded with the options `loading`, by default in the model's dtype and on its device.
+    `pop_settings` returns `settings` and `loading`. Raises `ValueError` if `loading` has no
+    effect."""
     if isinstance(draft, str):
         device = None if "device_map" in loading else str(model.device)
         options = {"dtype": model.dtype, "device": device, **loading}
@@ -66,10 +69,12 @@ def decode_with(
 class OuroborosLM(HFLM):
     """The harness's `hf` model with a decoder of this library.
 
-    `pretrained` and `draft` are hub ids, folders or models. `decoder` is a name in conf/decoder;
-    its settings are model arguments too, as are options to load the draft with. All other arguments
-    are those of `hf`. Rows of a batch are decoded one after the other. The constructor generates a
-    few tokens as warm-up, so that no completion's time includes compilation.
+    `pretrained` and `draft` are hub ids, folders or models; `reference/target` and
+    `reference/draft` are the pair that ships with the package. `decoder` is a name in conf/decoder;
+    its settings are model arguments too (`max_nodes=24`), as are options to load the draft with
+    (`draft_revision=...`, `draft_trust_remote_code=True`). All other arguments are those of `hf`.
+    Rows of a batch are decoded one after the other. The constructor generates a few tokens as
+    warm-up, so that no completion's time includes compilation.
     """
 
     def __init__(
@@ -93,8 +98,8 @@ class OuroborosLM(HFLM):
         self.samples.clear()
 
     def _model_generate(self, context, max_length, stop, **generation_kwargs) -> torch.Tensor:
-        """Return the rows of `context`, padded on the left, with their continuations, padded on
-        the right."""
+        """Return the rows of `context` [rows, length], padded on the left, with their
+        continuations, padded on the right; see `HFLM`."""
         mask = generation_kwargs.pop("attention_mask", torch.ones_like(context)).bool()
         rows = []
         for padded, real in zip(context, mask, strict=True):
@@ -136,7 +141,8 @@ class OuroborosLM(HFLM):
 
     def get_model_info(self) -> dict:
         """Return the model info of `hf`. The key "ouroboros" adds this library's version, the
-        decoder, and the numbers and speed of the completions."""
+        decoder, the draft's name, torch's threads, the numbers of completions and new tokens, and
+        the speed metrics named in `FIGURES` (None before the first completion)."""
         generated = [sample for sample in self.samples if sample.new_tokens]
         return super().get_model_info() | {
             "ouroboros": {

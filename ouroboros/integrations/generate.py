@@ -72,10 +72,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(repr=False)
 class Generated(GenerateDecoderOnlyOutput):
-    """The result with `return_dict_in_generate=True`: `sequences`, as in transformers, and
-    `traces`, the `DecodeTrace` of each row (without padding). With `output_scores` and
-    `output_logits`, `scores` and `logits` have one tensor [rows, vocab] per new token, zeros
-    after the end of a row."""
+    """The result with `return_dict_in_generate=True`: `sequences` [rows, length], as in
+    transformers, and `traces`, the `DecodeTrace` of each row (without padding).
+
+    With `output_scores` and `output_logits`, `scores` and `logits` have one tensor [rows, vocab]
+    per new token: logits after and before the processors, zeros after the end of a row.
+    """
 
     traces: tuple[DecodeTrace, ...] | None = None
 
@@ -349,8 +351,9 @@ class CustomGenerate:
         return result
 
     def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
-        """Return one decoder per row decoded in parallel, or a single one if rows must be
-        decoded one by one. Reuses the decoders of the last call if the models are the same."""
+        """Return one decoder per row decoded in parallel, or a single one if rows must be decoded
+        one by one (see `batch_size` of `generate`). Reuses the decoders of the last call if the
+        models are the same."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
         if self._made[:2] != (target, draft):
@@ -428,9 +431,10 @@ def _scores(
 def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
-    """Return the selector for a generation config and its logits `processors`: a `Sampler` or
-    `argmax`, wrapped in `Processed` if there are processors besides `WARPERS`. `batch` has
-    arguments of `Processed`."""
+    """Return the selector for a generation config and its logits `processors`, applied in
+    transformers' order: a `Sampler` or `argmax`, wrapped in `Processed` if there are processors
+    besides `WARPERS`. `batch` has the arguments `padding`, `row`, `copies`, `eos` and
+    `prompt_len` of `Processed`."""
     if config.do_sample and all(type(p) in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
@@ -438,8 +442,10 @@ def token_selector(
 
 
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
-    """Return the prompts of a batch, without their left padding. Raises `ValueError` for padding
-    anywhere else, and for an unsupported entry of `inputs`."""
+    """Return the prompts of a batch, without their left padding.
+
+    Raises `ValueError` for padding anywhere else, and for an unsupported entry of `inputs`.
+    """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()
     if ids.numel() and (not mask[:, -1].all() or (mask.diff(dim=-1) < 0).any()):

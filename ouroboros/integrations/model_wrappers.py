@@ -1,8 +1,9 @@
 """Keep a model's `CachedModel` wrappers, and its lock, between calls of `generate`.
 
-They are stored in an attribute of the model and freed with it. Invariant: a call restores the
-model's attention implementation, the training mode of each submodule, and the ids that a draft may
-propose.
+They are stored in an attribute of the model and freed with it, because wrappers drop their
+reference to the model between calls. A copied model starts without wrappers. Invariant: a call
+restores the model's attention implementation, the training mode of each submodule, and the ids that
+a draft may propose.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class WrapperCache:
 
 
 def plain_model(name: str, model: object) -> PreTrainedModel:
-    """Return the transformers model, unwrapped from a `CachedModel`, a compiled or a
-    data-parallel module. Raises `ValueError` for anything else."""
+    """Return the transformers model, unwrapped from a `CachedModel`, a compiled or a data-parallel
+    module. Raises `ValueError` for anything else, such as a hub id."""
     plain = model.model if isinstance(model, CachedModel) else model
     while isinstance(plain, torch.nn.Module) and not isinstance(plain, PreTrainedModel):
         inner = [plain._modules.get(name) for name in ("_orig_mod", "module")]
@@ -66,8 +67,9 @@ def acquire(
     """Yield both models wrapped for tree scoring, holding their locks and the decoder's lock.
 
     The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
-    `draft_context` tokens of a prompt. Raises `ValueError` for an architecture that cannot score
-    trees, and for different tokenizers.
+    `draft_context` tokens of a prompt. A transformers model is read in its first call, and again
+    after its weights or modules have changed (see `ModelChanged`). Raises `ValueError` for an
+    architecture that cannot score trees, and for different tokenizers.
     """
     with locked(target, draft, decoder), ExitStack() as stack:
         wrapped = None

@@ -42,13 +42,13 @@ class Interval:
 
     @property
     def few(self) -> bool:
-        """Whether the value rests on fewer than `FEWEST_FOR_INTERVAL` prompts."""
+        """Return whether the value rests on fewer than `FEWEST_FOR_INTERVAL` prompts."""
         return self.prompts is not None and self.prompts < FEWEST_FOR_INTERVAL
 
     @property
     def significance(self) -> str:
-        """ "ahead" if the whole interval is above 1, "behind" if below, else "inconclusive"; or
-        "under 8 prompts"."""
+        """Return "ahead" if the whole interval is above 1, "behind" if below, else "inconclusive";
+        or "under 8 prompts" with fewer than `FEWEST_PROMPTS`."""
         if self.prompts is not None and self.prompts < FEWEST_PROMPTS:
             return f"under {FEWEST_PROMPTS} prompts"
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
@@ -59,9 +59,12 @@ class Interval:
 def paired(
     baseline: pd.DataFrame, samples: pd.DataFrame, amount: str, per: str, equal: bool = False
 ) -> np.ndarray:
-    """Return each prompt's sums over repeats, [4, prompts]: the baseline's `amount` and `per`,
-    then the decoder's. A repeat counts only if all four values are known and not 0 and, with
-    `equal`, if baseline and decoder generated the same tokens."""
+    """Return each prompt's sums over repeats, [4, prompts]: the baseline's `amount` and `per`, then
+    the decoder's.
+
+    A repeat counts only if all four values are known and not 0 and, with `equal`, if baseline and
+    decoder generated the same tokens.
+    """
     sides = baseline, samples[[amount, per, "new_tokens"]].reindex(baseline.index)
     values = np.array([frame[name].to_numpy(float) for frame in sides for name in (amount, per)])
     known = ((values != 0) & ~np.isnan(values)).all(0)
@@ -83,10 +86,11 @@ def speedup(
 ) -> Interval | None:
     """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
-    The columns `amount` and `per` are summed over all prompts that both completed, each side over
-    its own completions. With `macro`, the result is the geometric mean of each prompt's speedup
-    instead. `equal` leaves out completions whose tokens differ. The interval is a paired percentile
-    bootstrap over prompts. None if no completions can be paired.
+    `baseline` and `samples` are `sample_frame`s; their columns `amount` and `per` are summed over
+    all prompts that both completed, each side over its own completions. With `macro`, the result is
+    the geometric mean of each prompt's speedup instead. `equal` leaves out completions whose tokens
+    differ from the baseline's. The interval is a paired percentile bootstrap over prompts. None if
+    no completions can be paired.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -110,9 +114,11 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def per_token(*sums, axis=-1):
-    """Return amount / tokens of two arrays [prompts], or this ratio of the baseline divided by
-    the decoder's of the four arrays of `paired`: pooled over prompts, or with `axis=()` of each
-    prompt."""
+    """Return a ratio of sums over prompts; with `axis=()`, the ratio of each prompt.
+
+    For two arrays [prompts], amount and tokens, the ratio is amount / tokens. For the four arrays
+    of `paired`, it is the baseline's amount / tokens divided by the decoder's.
+    """
     amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
     return amount / tokens / (others[0] / others[1]) if others else amount / tokens
 

@@ -1,5 +1,7 @@
-"""`Sample`: one measured completion. `sample_frame` and `step_frame` turn samples into tables,
-from which all metrics are computed."""
+"""`Sample`: one measured completion. The run loop writes samples, one line each.
+
+`sample_frame` and `step_frame` turn them into tables, from which all metrics are computed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class Sample:
         return self.example, self.decoder, self.repeat
 
     def to_dict(self) -> dict:
-        """Return the fields as plain JSON values, plus "speculative_decoding", an
+        """Return the fields as plain JSON values for `from_dict`, plus "speculative_decoding", an
         `acceptance_record`."""
         return {**asdict(self), "speculative_decoding": acceptance_record(self.steps)}
 
@@ -128,10 +130,12 @@ def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
     """Return the acceptance of steps with the keys of vLLM's per-request records
-    (`metrics.speculative_decoding` of its responses); None if no step had a draft.
+    (`metrics.speculative_decoding` of its responses; see vLLM's page "Per-Request Acceptance
+    Metrics"); None if no step had a draft.
 
     Steps without a draft are left out. A step's draft tokens are those of its deepest branch; entry
-    k of a histogram counts the steps that accepted k of them.
+    k of a histogram counts the steps that accepted k of them. `num_spec_tokens` is the longest
+    draft.
 
     >>> steps = [StepRecord(2, 3, 2, 3, 1, (), 0, 0, 0), StepRecord(4, 5, 0, 1, 1, (), 0, 0, 0)]
     >>> acceptance_record(steps)["acceptance_histogram_by_draft_length"]

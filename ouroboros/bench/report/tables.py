@@ -1,17 +1,20 @@
 """Make tables from summaries: select columns of the DataFrame and format its cells.
 
-A cell is the text that a reader sees ("3.04x [2.15, 3.86]", "-" if unknown). A metric's registry
-entry names the tables that show it as a column. Columns without any value are left out.
+A cell is the text that a reader sees ("3.04x [2.15, 3.86]", "-" if unknown); `report.numbers` has
+full precision. A metric's registry entry names the tables that show it as a column. Columns without
+any value are left out.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from rich import box
 from rich.console import Console
@@ -33,8 +36,8 @@ CAPTIONS = {
 NOTES = """\
 [low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
 yes-or-no scores Wilson's interval). Warm-up is excluded; decoders alternate by prompt or batch."""
-LATEX_CAPTION = 200
-"""The most characters of a LaTeX table's caption."""
+LATEX_COLUMNS, LATEX_CAPTION = 7, 200
+"""The most columns of a LaTeX table, and the most characters of its caption."""
 BOLD = "textbf:--rwrap;"
 
 
@@ -49,7 +52,8 @@ class Table(NamedTuple):
 
 
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
-    """Return a metric in a row of `Summary.frame` as text, "-" if unavailable."""
+    """Return a metric in a row of `Summary.frame` as text with its interval (or the number of
+    prompts, if they are few); "-" if unavailable."""
     if isinstance(value := row.get(metric.name), str):
         return value
     interval = None if value is None else interval_of(row, metric.name)
@@ -62,8 +66,10 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 
 def columns(summary: Summary, table: str) -> list[Metric]:
     """Return the metrics that a run's table shows: those with a value for at least one decoder.
-    The default table shows at most one task score, and leaves out a metric if another one named
-    in its `instead_of` is available."""
+
+    The default table shows at most one task score. It leaves out a metric if another metric named
+    in its `instead_of` is available.
+    """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
     if table == "default":
@@ -100,7 +106,7 @@ def run_tables(summary: Summary) -> list[Table]:
 
 def group_tables(summary: Summary) -> list[Table]:
     """Return a list of one table: speedups, with a row per group of prompts and a column per
-    decoder; empty without groups or speedups."""
+    decoder. The list is empty without groups or speedups."""
     shown = [m for m in METRICS.shown_in("groups") if m.name in summary.groups]
     for metric in [metric for metric in shown if _known(summary.groups, metric.name)][:1]:
         groups = summary.groups.groupby(level="group", sort=False)
@@ -113,8 +119,8 @@ def group_tables(summary: Summary) -> list[Table]:
 
 
 def published_table(summary: Summary) -> Table:
-    """Return published tokens/s and speedups beside the measured ones; empty if the run's config
-    has none."""
+    """Return published tokens/s and speedups over greedy beside the measured ones; empty if the
+    run's config has none."""
     facts, frame, published = summary.facts, summary.frame, summary.facts.published or {}
     theirs, rows = published.get("tokens_per_s", {}), []
     for name in dict.fromkeys([*theirs, *frame.index]) if theirs else ():
@@ -140,8 +146,11 @@ def published_table(summary: Summary) -> Table:
 def comparisons(
     lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
 ) -> list[Table]:
-    """Return a table per metric that compares the runs: a row per run, a column per decoder. The
-    first columns, `lead`, identify the runs. The tables are named `prefix` + metric."""
+    """Return a table per metric that compares the runs: a row per run, a column per decoder.
+
+    The first columns, `lead`, identify the runs: {heading: [a value per run]}. The tables are named
+    `prefix` + metric.
+    """
     costs = dict.fromkeys(one.facts.costs for one in summaries if one.facts.costs)
     counts = [f"{s.facts.prompts}{' (incomplete)' * s.facts.incomplete}" for s in summaries]
     frames, found = [one.frame for one in summaries], []
@@ -172,8 +181,8 @@ def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
 
 
 def _fitting(frame: pd.DataFrame, optional: Sequence[str], width: int) -> TerminalTable:
-    """Return a frame as a table whose lines fit into `width`: whole, or with intervals below
-    their values, or also without the first of the `optional` columns."""
+    """Return a frame as a table for the terminal: whole, or with intervals below their values, or
+    also without the first of the `optional` columns, until its lines fit into `width`."""
     broken = frame.replace(r" (\[|\(n =)", r"\n\1", regex=True)
     fewer = (broken.drop(columns=list(optional[:count])) for count in range(len(optional) + 1))
     for table in map(terminal_table, (frame, *fewer)):
@@ -183,7 +192,7 @@ def _fitting(frame: pd.DataFrame, optional: Sequence[str], width: int) -> Termin
 
 
 def terminal_table(shown: pd.DataFrame) -> TerminalTable:
-    """Return a frame of text as a table for the terminal."""
+    """Return a frame of text as a table for the terminal; only the first column is left-aligned."""
     table = TerminalTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False
     )
@@ -201,32 +210,44 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text in one of tabulate's styles."""
+    """Return a frame as text in one of tabulate's styles; only the first column is left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
 def write_latex(table: Table, path: Path, *, about: str) -> None:
-    """Write a table as LaTeX (with \\usepackage{booktabs}), the best value of each column in
-    bold. The caption is the table's (up to a colon) and `about`; the label is tab:<file name>."""
+    """Write a table as LaTeX (with \\usepackage{booktabs}), the best value of each column in bold.
+
+    A table of more than `LATEX_COLUMNS` columns becomes several, each with the columns that
+    identify its rows. The caption is the table's (up to a colon) and `about`, cut at
+    `LATEX_CAPTION` characters; the label is tab:<file name>, with -2, -3 for further tables.
+    """
+    keys = [name for name in table.frame if name not in table.better] if table.better else []
+    values: Any = [name for name in table.frame if name not in keys]
+    parts = math.ceil(len(values) / max(1, LATEX_COLUMNS - len(keys)))
     caption = textwrap.shorten(
         f"{table.caption.partition(': ')[0]}. {about}", LATEX_CAPTION, placeholder=" ..."
     )
-    shown = table.frame.style.format(escape="latex").format_index(escape="latex", axis=1)
-    for name, better in table.better.items():
-        shown = shown.apply(bold_best, better=better, subset=[name])
-    shown.hide(axis="index").to_latex(
-        path,
-        hrules=True,
-        caption=re.sub(r"([&%$#_{}])", r"\\\1", caption),
-        label=f"tab:{path.stem}",
-        column_format="l" + "r" * (table.frame.shape[1] - 1),
-        position_float="centering",
-    )
+    found = []
+    for number, names in enumerate(np.array_split(values, parts), 1):
+        frame = table.frame[[*keys, *names]]
+        shown = frame.style.format(escape="latex").format_index(escape="latex", axis=1)
+        for name in map(str, names):
+            shown = shown.apply(bold_best, better=table.better.get(name, ""), subset=[name])
+        text = shown.hide(axis="index").to_latex(
+            hrules=True,
+            caption=re.sub(r"([&%$#_{}])", r"\\\1", caption),
+            label=f"tab:{path.stem}" + f"-{number}" * (number > 1),
+            column_format="l" + "r" * (frame.shape[1] - 1),
+            position_float="centering",
+        )
+        found.append(text)
+    path.write_text("\n".join(found), encoding="utf-8")
 
 
 def bold_best(cells: pd.Series, better: str) -> list[str]:
-    """Return a style per cell of a column: bold for its best number, unless all are equal."""
+    """Return a style per cell of a column: bold for its best number, unless all are equal or
+    neither "higher" nor "lower" is `better`."""
     shown = pd.to_numeric(cells.str.extract(r"^(-?[\d.]+)")[0], errors="coerce")
     best = shown == (shown.min() if better == "lower" else shown.max())
     some = bool(better) and shown.nunique() > 1
@@ -241,7 +262,7 @@ def _across(
     frames: Iterable[pd.DataFrame],
 ) -> Table:
     """Return a table of one metric, with a row per frame and a column per decoder, after the
-    columns `lead`."""
+    columns `lead`, {heading: [a value per frame]}."""
     cells = [{str(n): cell(metric, row) for n, row in frame.iterrows()} for frame in frames]
     values = pd.DataFrame(cells).fillna("-")
     frame = pd.concat([pd.DataFrame(lead).astype(str), values], axis=1)

@@ -1,4 +1,8 @@
-"""Find the answer in a completion: without reasoning before it, or text after it."""
+"""Find the answer in a completion: without reasoning before it, or text after it.
+
+Models put their answer after a reasoning section, a program between sentences, tests after a
+function. Without these rules a correct answer would be scored as wrong.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +47,10 @@ def code_of(
     """Return the program in a completion, which is executed after `prompt`.
 
     Indented code continues the prompt's function up to a stop string, a closing fence, or the next
-    line at top level that is no comment. With `fenced`, other text is an answer: its program is the
-    last one that defines one of `names`, in a fenced block (or [PYTHON] tags) or else in the text;
-    if there is none, the first Python block. Lines after a definition that are no code are left
-    out.
+    line at top level that is no comment, such as a decorator or a sentence. With `fenced`, other
+    text is an answer: its program is the last one that defines one of `names`, in a fenced block
+    (or [PYTHON] tags) or else in the text; if there is none, the first Python block. Lines after a
+    definition that are no code are left out.
 
     >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'
@@ -74,7 +78,7 @@ def code_of(
 
 def without_prose(text: str) -> str:
     """Return the definitions with which a text begins, without the lines after them that are no
-    code."""
+    code; "" if there are none."""
     ends = [len(text), *reversed([line.start() for line in _TOP_LEVEL.finditer(text)])]
     return next((text[:end] for end in ends if definitions(text[:end])), "")
 

@@ -16,8 +16,10 @@ KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 class CNNDM(DatasetTask):
     """11490 news articles to summarise (3.0.0, test split). Apache-2.0, but not the articles.
 
-    Scored: ROUGE (F-measure, stemmed) against the highlights. "rougeL" takes the summary as one
-    sentence; "rougeLsum", the ROUGE-L that papers report, takes each line as a sentence.
+    Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
+    "rougeL" takes the summary as one sentence; "rougeLsum", the ROUGE-L that papers report, takes
+    each line as a sentence: compare it only between models that break lines alike. The hub id is
+    abisee/cnn_dailymail; `path` is a JSONL file with its fields "article", "highlights" and "id".
     """
 
     name = "cnndm"

@@ -1,6 +1,7 @@
 """Base classes of tasks whose prompts are rows of a local file or of a Hugging Face data set.
 
-A template (templates.yaml) turns a row into a prompt. Errors about a row name the file and line.
+A template (templates.yaml) turns a row into a prompt; the option `template` selects one by name.
+Errors about a row name the file and the line, or the number of the row.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a
 
 @dataclass(frozen=True)
 class Template:
-    """A prompt template: its `text`, with the names of fields in braces, and its stop strings.
+    """A prompt template.
 
-    With `chat`, the prompt is one user message, formatted by the tokenizer's chat template.
-    `instructs` says that the text itself is an instruction, so the answer may put its code in a
-    fenced block. `opening` comes before the first turn of a conversation, `joint` between an answer
-    and the next turn.
+    - `text`: the prompt, with the names of fields in braces
+    - `stop`: the stop strings
+    - `chat`: the prompt is one user message, formatted by the tokenizer's chat template
+    - `instructs`: the text itself is an instruction (no chat template), so the answer may put its
+      code in a fenced block
+    - `opening`: text before the first turn of a conversation
+    - `joint`: text between an answer and the next turn
     """
 
     text: str
@@ -57,7 +61,8 @@ class Template:
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""
     ) -> Example:
-        """Return an example with the id `name` and the prompt filled in from `fields`."""
+        """Return an example with the id `name` and the prompt filled in from `fields`; `data` and
+        `group` are passed on (see `Example`)."""
         prompt = self.text.format(**fields)
         messages = ({"role": "user", "content": prompt},) if self.chat else ()
         return Example(name, prompt, data, messages, group)
@@ -72,9 +77,9 @@ def templates_of(task: str) -> dict[str, Template]:
 
 @dataclass(kw_only=True)
 class DatasetTask:
-    """Base class of tasks whose prompts are rows of data. `stop` replaces the template's stop
-    strings. `template_args` are arguments of the tokenizer's chat template; those that are None are
-    not passed.
+    """Base class of tasks whose prompts are rows of data. Options select the data, the template and
+    the stop strings (None: the template's). `template_args` are arguments of the tokenizer's chat
+    template, such as {"enable_thinking": False}; those that are None are not passed.
 
     A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
     `aliases` has other names of fields: {"text": "prompt"} reads "prompt" if a row has no "text".
@@ -144,8 +149,10 @@ class DatasetTask:
         return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def rows(self) -> list[dict]:
-        """Return the rows of the file or, without a path, of the hub's data set. Raises
-        `ValueError` if they cannot be loaded, or if a row lacks one of `fields`."""
+        """Return the rows of the file or, without a path, of the hub's data set.
+
+        Raises `ValueError` if they cannot be read or loaded, or if a row lacks one of `fields`.
+        """
         if self.file is not None:
             rows = list(read_rows(self.file))
         else:
@@ -176,8 +183,8 @@ class DatasetTask:
 class CodeTask(DatasetTask):
     """A task whose completions are code, scored by the problem's tests.
 
-    With `execute_code`, completions run in a subprocess with limits. They are untrusted code:
-    execute them only where that is acceptable.
+    With `execute_code`, completions run in a subprocess with limits (`timeout_s`, `memory_mib`).
+    They are untrusted code: execute them only where that is acceptable.
     """
 
     execute_code: bool = False
@@ -189,7 +196,8 @@ class CodeTask(DatasetTask):
         return row
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return "passed" and "timed_out", each 1.0 or 0.0, or {} if code may not be executed."""
+        """Return "passed" and "timed_out", each 1.0 or 0.0, or {} if code may not be executed.
+        Raises `ValueError` if programs cannot be judged here."""
         if not self.execute_code:
             return {}
         check_sandbox(self.timeout_s, self.memory_mib)
@@ -209,15 +217,16 @@ class CodeTask(DatasetTask):
 
 
 def found_path(path: str) -> Path:
-    """Return `path`, or the copy that ships with this package if `path` starts with conf/ and
-    does not exist."""
+    """Return `path`, or the copy installed with this package if `path` starts with conf/ and does
+    not exist here."""
     here = Path(path)
     shipped = conf.FOLDER.joinpath(*here.parts[1:])
     return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the .txt files of a folder, sorted by name, or [path] if it is no folder."""
+    """Return the .txt files of a folder, sorted by name (`ValueError` if it has none), or [path] if
+    it is not a folder."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if ending(file) == ".txt")
@@ -236,7 +245,8 @@ def ending(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, decompressed, line ends unchanged, without a byte-order mark."""
+    """Return a file's text, decompressed, line ends unchanged, without a byte-order mark. Raises
+    `ValueError` if it cannot be read or is not UTF-8."""
     try:
         with LocalFileSystem().open(str(path), compression="infer") as file:
             return file.read().decode("utf-8-sig")
@@ -276,8 +286,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
-    """Raise `ValueError` for the first of `fields` (types by name) that is missing in the row,
-    is empty or has another type. `where` is the row's location."""
+    """Raise `ValueError` for the first of `fields` (types by name) that is missing in the row, is
+    empty or has another type. `where` is the row's location, for the error."""
     for name, kind in fields.items():
         value: object = row
         for part in name.split("."):

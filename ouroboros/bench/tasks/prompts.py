@@ -17,7 +17,7 @@ class Prompts(DatasetTask):
 
     The path is a file of rows (JSONL, a JSON list, Parquet, CSV) with a field "prompt" and
     optionally "id", a text file, or a folder of .txt files. A text is one prompt, or several
-    separated by lines `---`.
+    separated by lines `---`. All but Parquet may be compressed (.gz, .bz2, .xz).
     """
 
     name = "prompts"
@@ -42,9 +42,10 @@ class Prompts(DatasetTask):
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, prompt) for each prompt of a text, in which lines `---` separate prompts. A text
-    without such a line is one prompt, unchanged. Several prompts lose line breaks at both ends;
-    blank ones are left out.
+    """Yield (name, prompt) for each prompt of a text, in which lines `---` separate prompts.
+
+    A text without such a line is one prompt, unchanged, or none if it is empty. Several prompts are
+    named "<name>/<number>" and lose line breaks at both ends; blank ones are left out.
 
     >>> list(parts("a.txt", "one\\ntwo\\n---\\n\\nthree\\n"))
     [('a.txt/1', 'one\\ntwo'), ('a.txt/2', 'three')]

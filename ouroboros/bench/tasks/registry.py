@@ -30,11 +30,13 @@ PARTS = ("name", "version", "licence", "stop", "max_new", "load", "score")
 class TaskSpec:
     """A task and the selection of its prompts.
 
-    `name` is one of `TASKS`, a plug-in's name or the dotted path of a `Task` class; `options` are
-    the class's arguments. Every `stride`-th prompt (or conversation) is selected, at most `limit`;
-    `shuffle` seeds a random order of the selected ones (None: the task's order).
+    `name` is one of `TASKS`, a name in the entry-point group ouroboros.tasks, or the dotted path of
+    a `Task` class; `options` are the class's arguments. Every `stride`-th prompt (or conversation)
+    is selected, at most `limit` (None: no limit); `shuffle` seeds a random order of the selected
+    ones (None: the task's order).
 
-    >>> len(TaskSpec("prompts", {"path": "examples"}, limit=2).load()[1])
+    >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
+    >>> len(examples)
     2
     """
 
@@ -51,8 +53,8 @@ class TaskSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:
-        """Return the spec for a task's config: `_target_` names the task; limit, stride and
-        shuffle select its prompts; all other keys are `options`."""
+        """Return the spec for a task's config: `_target_` is the name of the task; limit, stride
+        and shuffle select its prompts; all other keys are `options`."""
         own = dict(options)
         choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
         return cls(str(own.pop("_target_", "")), own, **choice)
@@ -74,21 +76,22 @@ class TaskSpec:
         return plugins[self.name]
 
     def for_tokenizer(self, tokenizer) -> TaskSpec:
-        """Return the spec with template=auto replaced by "chat" if the tokenizer has a chat
-        template, else by "plain"."""
+        """Return the spec with the template that template=auto stands for: "chat" if the tokenizer
+        has a chat template, else "plain"."""
         if self.options.get("template") != AUTO:
             return self
         template = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
         return replace(self, options={**self.options, "template": template})
 
     def files(self) -> dict[str, Path]:
-        """Return {"task.path": its path} if the option `path` names the user's file or folder,
-        else {}."""
+        """Return {"task.path": its path} if the option `path` names a file or folder that is not
+        bundled with the task, else {}."""
         path = self.options.get("path")
         return {} if path in (None, "", BUNDLED) else {"task.path": found_path(str(path))}
 
     def load(self) -> tuple[Task, list[Example]]:
-        """Return the task and its selected examples. Raises `ValueError` for unusable options."""
+        """Return the task and its selected examples; template=auto is "plain" (see
+        `for_tokenizer`). Raises `ValueError` for unusable options."""
         options = self.for_tokenizer(None).options
         task = instantiate({**options, "_target_": self.path}, "task")
         if lacking := [part for part in PARTS if not hasattr(task, part)]:

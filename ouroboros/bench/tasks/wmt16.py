@@ -14,8 +14,11 @@ from ouroboros.bench.tasks.task import Example
 
 class WMT16(DatasetTask):
     """2999 sentences of German news to translate into English (test split). Free for research.
-    Scored by sacreBLEU: BLEU and chrF of each sentence, and of the corpus (the number to quote).
-    Rows are {"translation": {"de": ..., "en": ...}}."""
+
+    Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
+    the whole corpus (the number to quote). The hub id is wmt/wmt16; `path` is a JSONL file of
+    {"translation": {"de": ..., "en": ...}}.
+    """
 
     name = "wmt16"
     licence = "research use"

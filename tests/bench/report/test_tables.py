@@ -9,6 +9,7 @@ import pytest
 from measured import FAST, GREEDY, TOY, measured, three_decoders
 from rich.console import Console
 
+from ouroboros.audit.report import Row, audit_markdown
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import (
@@ -122,3 +123,20 @@ def test_latex_is_escaped_and_the_best_value_of_a_column_bold(tmp_path):
     assert re.findall(r"textbf\{(.*?)\}", text) == [r"2 \%", "10.0x", r"2 \%"]
     (caption,) = re.findall(r"\\caption\{(.*)\}", text)
     assert caption.startswith(r"50 \% of a\_b. x x") and len(caption) <= 205
+
+
+def test_wide_tables_become_several_of_seven_columns_with_labels_of_their_own(tmp_path):
+    for table in run_tables(summarise(three_decoders(TOY))):
+        write_latex(table, tmp_path / f"{table.name}.tex", about="toy")
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    rows = [line for text in texts for line in text.splitlines() if " & " in line]
+    assert max(line.count(" & ") for line in rows) <= 6
+    labels = [label for text in texts for label in re.findall(r"label\{(.*?)\}", text)]
+    assert {"tab:speed", "tab:speed-2"} <= {*labels} and len(labels) == len({*labels})
+    assert all("decoder" in line for line in rows if "speedup" in line)
+
+
+def test_a_bar_in_an_id_starts_no_cell():
+    row = Row("p|0", 0, {"a": {"verdict": "BUG", "reason": "x|y"}})
+    text = audit_markdown("title", [row], pd.DataFrame({"decoder": ["a"]}))
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()} == {0, 2, 10}
