@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from functools import partial
 from typing import Any
 
 import llvmlite.binding
@@ -13,7 +14,8 @@ from numba.extending import intrinsic
 
 ADDRESS = types.CPointer(types.int64)
 COLUMNS, TOGETHER = 64, 4  # columns and rows that `multiply_block` keeps in registers
-LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats of a vector
+FEATURES: Any = llvmlite.binding.get_host_cpu_features()
+LANES = 16 if FEATURES.get("avx512f") else 8  # floats of a vector
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, 16), ir.VectorType(INT, 16)
 SHORTS = ir.VectorType(ir.IntType(16), 32)
@@ -34,18 +36,16 @@ class _BFloat(ir.Type):
 
 
 def can_multiply(bfloat16: bool) -> bool:
-    """Return whether this processor has the instructions of `multiply_block` for the dtype, and of
-    `multiply_integers`."""
-    features: Any = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512bw") and (features.get("avx512bf16") or not bfloat16))
+    """Return whether this processor has AVX-512, which `multiply_integers` needs, and, with
+    `bfloat16`, instructions for bfloat16, without which `multiply_block` converts to float32."""
+    return bool(FEATURES.get("avx512bw") and (FEATURES.get("avx512bf16") or not bfloat16))
 
 
 def _can_tile(kind: str) -> bool:
     """Return whether this processor has AMX for `kind` ("bf16" or "int8") and the system lets this
     process use it, which Linux grants on request (arch_prctl,
     https://docs.kernel.org/arch/x86/xstate.html)."""
-    features: Any = llvmlite.binding.get_host_cpu_features()
-    known = features.get(f"amx-{kind}") and can_multiply(bfloat16=True)
+    known = FEATURES.get(f"amx-{kind}") and can_multiply(bfloat16=True)
     if not known or platform.system() != "Linux":
         return False
     arch_prctl, request, tile_data = 158, 0x1023, 18
@@ -206,49 +206,61 @@ def _multiplier(fetch: int):
         the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
         """
         half = like.dtype.bitwidth == 16
+        native = half and can_multiply(bfloat16=True)
+        at_once = 4 if LANES == 16 else 1  # vectors of columns, by the number of registers
 
         def generate(_, builder, __, arguments):
             rows, stride, count, weight, sums, steps, more, ahead = arguments[1:]
-            halves = ir.VectorType(_BFloat(), 32)
-
-            if half:
-                name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                multiply = _declared(builder, name, FLOATS, FLOATS, halves, halves)
-            else:
-                multiply = _declared(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS)
+            operand = ir.VectorType(_BFloat(), 32) if native else FLOATS
+            name = "llvm.x86.avx512bf16.dpbf16ps.512" if native else "llvm.fma.v16f32"
+            kinds = [FLOATS, operand, operand] if native else [FLOATS] * 3
+            multiply = _declared(builder, name, FLOATS, *kinds)
             prefetch = _declared(
                 builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
             )
-            blank, zeros = INTS(ir.Undefined), [FLOATS([0.0] * 16)] * (4 * TOGETHER)
-            starts = _rows_from(builder, rows, stride, TOGETHER, count)
+            blank, starts = INTS(ir.Undefined), _rows_from(builder, rows, stride, TOGETHER, count)
 
-            def add(step, totals):
+            def numbers(words):
+                """Return the numbers in a vector of words as vectors to multiply."""
+                if native or not half:
+                    return [builder.bitcast(words, operand)]
+                low, high = INTS([16] * 16), INTS([0xFFFF0000] * 16)
+                pair = builder.shl(words, low), builder.and_(words, high)
+                return [builder.bitcast(own, FLOATS) for own in pair]
+
+            def add(step, totals, first):
                 past = builder.mul(step, LONG(4))
                 line = _at(builder, builder.add(weight, builder.mul(past, LONG(COLUMNS))), INTS)
-                columns = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
+                columns = [
+                    numbers(builder.load(builder.gep(line, [LONG(first + i)]), align=4))
+                    for i in range(at_once)
+                ]
                 place = builder.add(ahead, builder.mul(step, LONG(64 * fetch)))
-                for i in range(fetch):
+                for i in range(0 if first else fetch):
                     fetched = _at(builder, builder.add(place, LONG(64 * i)), BYTE)
                     builder.call(prefetch, [fetched, *(INT(n) for n in (0, 2, 1))])
                 found = []
-                for at, total in enumerate(totals):
-                    if at % 4 == 0:
-                        own = builder.add(starts[at // 4], past)
-                        word = builder.load(_at(builder, own, INT))
-                        first = builder.insert_element(blank, word, INT(0))
-                        x = builder.shuffle_vector(first, blank, INTS([0] * 16))
-                        x = builder.bitcast(x, halves if half else FLOATS)
-                    w = builder.bitcast(columns[at % 4], halves if half else FLOATS)
-                    operands = [total, w, x] if half else [x, w, total]
-                    found.append(builder.call(multiply, operands))
+                for row, start in enumerate(starts):
+                    word = builder.load(_at(builder, builder.add(start, past), INT))
+                    lane = builder.insert_element(blank, word, INT(0))
+                    x = numbers(builder.shuffle_vector(lane, blank, INTS([0] * 16)))
+                    for i, w in enumerate(columns):
+                        total = totals[row * at_once + i]
+                        for one, other in zip(x, w, strict=True):
+                            operands = [total, other, one] if native else [one, other, total]
+                            total = builder.call(multiply, operands)
+                        found.append(total)
                 return found
 
-            found = _repeated(builder, steps, zeros, add)
             adds = builder.icmp_signed("!=", more, LONG(0))
-            for index, value in enumerate(found):
-                place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
-                added = builder.fadd(builder.load(place, align=4), value)
-                builder.store(builder.select(adds, added, value), place, align=4)
+            for first in range(0, 4, at_once):
+                zeros = [FLOATS([0.0] * 16)] * (at_once * TOGETHER)
+                found = _repeated(builder, steps, zeros, partial(add, first=first))
+                for index, value in enumerate(found):
+                    index = index // at_once * 4 + first + index % at_once
+                    place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
+                    added = builder.fadd(builder.load(place, align=4), value)
+                    builder.store(builder.select(adds, added, value), place, align=4)
             return ir.Constant(BYTE.as_pointer(), None)
 
         return types.void(like, *[types.int64] * 8), generate

@@ -7,7 +7,7 @@ from tiny import llama
 from ouroboros import CachedModel
 from ouroboros.engine.cache import tolerance
 from ouroboros.engine.fused import Fused
-from ouroboros.engine.trial import _branched, why_different
+from ouroboros.engine.trial import why_different
 
 HALF = torch.bfloat16
 
@@ -30,13 +30,6 @@ def test_the_models_own_rounding_is_the_unit_of_trials():
         assert isinstance(model.engine, Fused) and facts["fallback"] is None
     else:
         assert "the CPU kernels run" in facts["fallback"]
-
-
-def test_a_trials_tree_spells_a_text_among_decoys():
-    tree, path = _branched(range(1, 9))
-    assert path == tree.path_to(7) == [0, 2, 3, 4, 6, 7]
-    assert [tree.tokens[node] for node in path] == [1, 2, 3, 4, 5, 6]
-    assert (tree.parents[1], tree.parents[5]) == (0, 4)
 
 
 def test_an_engine_that_is_wrong_after_the_first_node_is_refused():
