@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from functools import partial
 from typing import Any
 
 import llvmlite.binding
@@ -13,9 +12,11 @@ from numba import types
 from numba.extending import intrinsic
 
 ADDRESS = types.CPointer(types.int64)
-COLUMNS, TOGETHER = 64, 4  # columns and rows that `multiply_block` keeps in registers
 FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8  # floats of a vector
+COLUMNS = 64  # columns that `multiply_block` keeps in registers
+AT_ONCE = 4 if LANES == 16 else 1  # rows that it keeps there
+TOGETHER = 4  # rows of the other kernels
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, 16), ir.VectorType(INT, 16)
 SHORTS = ir.VectorType(ir.IntType(16), 32)
@@ -198,16 +199,15 @@ def _multiplier(fetch: int):
 
     @intrinsic
     def multiply_block(context, like, rows, stride, count, weight, sums, steps, more, ahead):
-        """Multiply four rows by 64 columns of a weight over `steps` inputs (pairs of inputs in
-        bfloat16). Write the products to `sums`, [4, 64] float32; with `more`, add them instead.
+        """Multiply `AT_ONCE` rows by 64 columns of a weight over `steps` inputs (pairs of inputs in
+        bfloat16). Write the products to `sums`, [rows, 64] float32; with `more`, add them instead.
 
         `rows` is the first row's address, `stride` the bytes between rows. If `count` is below
-        four, the first row takes the place of missing rows. Each step prefetches from `ahead` into
-        the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
+        `AT_ONCE`, the first row takes the place of missing rows. Each step prefetches from `ahead`
+        into the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
         """
         half = like.dtype.bitwidth == 16
         native = half and can_multiply(bfloat16=True)
-        at_once = 4 if LANES == 16 else 1  # vectors of columns, by the number of registers
 
         def generate(_, builder, __, arguments):
             rows, stride, count, weight, sums, steps, more, ahead = arguments[1:]
@@ -218,7 +218,7 @@ def _multiplier(fetch: int):
             prefetch = _declared(
                 builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
             )
-            blank, starts = INTS(ir.Undefined), _rows_from(builder, rows, stride, TOGETHER, count)
+            blank, starts = INTS(ir.Undefined), _rows_from(builder, rows, stride, AT_ONCE, count)
 
             def numbers(words):
                 """Return the numbers in a vector of words as vectors to multiply."""
@@ -228,39 +228,34 @@ def _multiplier(fetch: int):
                 pair = builder.shl(words, low), builder.and_(words, high)
                 return [builder.bitcast(own, FLOATS) for own in pair]
 
-            def add(step, totals, first):
+            def add(step, totals):
                 past = builder.mul(step, LONG(4))
                 line = _at(builder, builder.add(weight, builder.mul(past, LONG(COLUMNS))), INTS)
-                columns = [
-                    numbers(builder.load(builder.gep(line, [LONG(first + i)]), align=4))
-                    for i in range(at_once)
-                ]
+                loaded = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
+                columns = [numbers(words) for words in loaded]
                 place = builder.add(ahead, builder.mul(step, LONG(64 * fetch)))
-                for i in range(0 if first else fetch):
+                for i in range(fetch):
                     fetched = _at(builder, builder.add(place, LONG(64 * i)), BYTE)
                     builder.call(prefetch, [fetched, *(INT(n) for n in (0, 2, 1))])
                 found = []
-                for row, start in enumerate(starts):
-                    word = builder.load(_at(builder, builder.add(start, past), INT))
-                    lane = builder.insert_element(blank, word, INT(0))
-                    x = numbers(builder.shuffle_vector(lane, blank, INTS([0] * 16)))
-                    for i, w in enumerate(columns):
-                        total = totals[row * at_once + i]
-                        for one, other in zip(x, w, strict=True):
-                            operands = [total, other, one] if native else [one, other, total]
-                            total = builder.call(multiply, operands)
-                        found.append(total)
+                for at, total in enumerate(totals):
+                    if at % 4 == 0:
+                        own = builder.add(starts[at // 4], past)
+                        word = builder.load(_at(builder, own, INT))
+                        first = builder.insert_element(blank, word, INT(0))
+                        x = numbers(builder.shuffle_vector(first, blank, INTS([0] * 16)))
+                    for one, other in zip(x, columns[at % 4], strict=True):
+                        operands = [total, other, one] if native else [one, other, total]
+                        total = builder.call(multiply, operands)
+                    found.append(total)
                 return found
 
+            found = _repeated(builder, steps, [FLOATS([0.0] * 16)] * (4 * AT_ONCE), add)
             adds = builder.icmp_signed("!=", more, LONG(0))
-            for first in range(0, 4, at_once):
-                zeros = [FLOATS([0.0] * 16)] * (at_once * TOGETHER)
-                found = _repeated(builder, steps, zeros, partial(add, first=first))
-                for index, value in enumerate(found):
-                    index = index // at_once * 4 + first + index % at_once
-                    place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
-                    added = builder.fadd(builder.load(place, align=4), value)
-                    builder.store(builder.select(adds, added, value), place, align=4)
+            for index, value in enumerate(found):
+                place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
+                added = builder.fadd(builder.load(place, align=4), value)
+                builder.store(builder.select(adds, added, value), place, align=4)
             return ir.Constant(BYTE.as_pointer(), None)
 
         return types.void(like, *[types.int64] * 8), generate

@@ -25,6 +25,7 @@ from numba import types
 from ouroboros.core.jit import cache_folder, cached_in, compile_now
 from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
+    AT_ONCE,
     COLUMNS,
     INT8_STEP,
     INT8_TILES,
@@ -34,6 +35,7 @@ from ouroboros.engine.cpu_intrinsics import (
     TILES,
     TOGETHER,
     bits_of,
+    can_multiply,
     counter_at,
     float_of,
     interleave,
@@ -59,12 +61,14 @@ HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 16  # rows attend to whole blocks of positions, which begin at multiples of 16
 CHUNK, QUERIES = 32, 128  # keys converted to float32 at a time, and queries that use them
-DEPTH = 1024  # inputs per partial sum; half of it for layers with at most DEPTH inputs
+DEPTH = (
+    1024 if LANES == 16 else 128
+)  # inputs per partial sum; half of it for layers with at most DEPTH inputs
 LEAST = np.float32(-50)  # lowest exponent of a weight: products of smaller ones are subnormal
 # numbers, which the processor handles 100 times slower
 PIECE = 2048  # columns of one work item of `gate`
 GROUP = 256  # inputs that are rounded to 16-bit integers with one scale, for int8 weights
-LAYER_FIELDS, PART_FIELDS = 17, 11  # columns of the layer and sequence tables of `decode`
+LAYER_FIELDS, PART_FIELDS = 17, 6  # columns of the layer and sequence tables of `decode`
 FAST: dict[str, Any] = {  # sums may be reordered and fused; NaN and infinity stay valid
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
@@ -241,7 +245,7 @@ def _items(n, heads, kv_heads):
 
 @numba.njit(**FAST)
 def _nothing(*arguments):
-    """Do nothing: for processors without AMX, whose compiler lacks its instructions."""
+    """Do nothing: for processors without AMX or AVX-512, whose compiler lacks its instructions."""
 
 
 @numba.njit(**FAST)
@@ -605,6 +609,9 @@ def _by_integers(counter, width, rows, weight, scales, bias, out):
         item = next_item(counter)
 
 
+_if_integers = _by_integers if can_multiply(bfloat16=False) else _nothing
+
+
 @numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, scales, bias, out):
     """Multiply the rows at address `rows`, [n, width], by a packed weight (see `prepack.Packed`),
@@ -613,17 +620,17 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
     column.
 
     Without AMX, each block of inputs is summed separately, then added to the total. With more than
-    four rows, the next block of weights is prefetched during the first eight.
+    `AT_ONCE` rows, the next block of weights is prefetched during the first ones.
     """
     if len(scales):
-        _by_integers(counter, width, rows, weight, scales, bias, out)
+        _if_integers(counter, width, rows, weight, scales, bias, out)
         return
     if TILES and out.itemsize == 2 and width % TILE_STEP == 0:
         _if_tiles(counter, width, rows, weight, bias, out)
         return
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
-    sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
+    sums = np.empty(((n + AT_ONCE - 1) // AT_ONCE * AT_ONCE, COLUMNS), np.float32)
     totals, stride = sums.ctypes.data, width * size
     item = next_item(counter)
     while item < items:
@@ -634,12 +641,12 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
             ahead = block + steps * 4 * COLUMNS
             if start + depth >= width:
                 ahead = weight + min(following, items - 1) * COLUMNS * stride
-            for row in range(0, n, TOGETHER):
+            for row in range(0, n, AT_ONCE):
                 own, total = rows + row * stride + start * size, totals + row * COLUMNS * 4
-                if n <= TOGETHER or row >= 2 * TOGETHER:
+                if n <= AT_ONCE or row >= 2 * AT_ONCE:
                     multiply_block(out, own, stride, n - row, block, total, steps, start, 0)
                 else:
-                    ahead += row // TOGETHER * steps * 2 * COLUMNS
+                    ahead += row // AT_ONCE * steps * 2 * COLUMNS
                     multiply_block_ahead(
                         out, own, stride, n - row, block, total, steps, start, ahead
                     )
@@ -807,6 +814,9 @@ def _compile(dtype: torch.dtype) -> Kernels:
         addend = numba.carray(pointer(a[38]), (n, width), kind)
         both = numba.carray(pointer(a[39]), (n, 2 * inner), kind)
         gated = numba.carray(pointer(a[40]), (n, inner), kind)
+        lengths, straight = _vector(a[41], n, np.int64), _vector(a[42], n, np.int64)
+        tails = numba.carray(pointer(a[43]), (n, a[44]), np.int64)
+        first = numba.carray(pointer(a[45]), (2, n), np.int64)
         heads_of_row, every = qkv.reshape(n, heads + 2 * kv_heads, head_width), np.arange(n)
         row = next_item(counter_at(counter))
         while row < n:
@@ -841,8 +851,8 @@ def _compile(dtype: torch.dtype) -> Kernels:
             item, at, before = next_item(counter_at(counter)), 0, 0
             while at < len(parts):
                 part = parts[at]
-                rows = part[1] - part[0]
-                items = _items(rows, heads, kv_heads)
+                own_rows = slice(part[0], part[1])
+                items = _items(part[1] - part[0], heads, kv_heads)
                 if item >= before + items:
                     at, before = at + 1, before + items
                     continue
@@ -851,15 +861,11 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 _attend(
                     item - before,
                     kv_heads,
-                    queries[part[0] : part[1]],
+                    queries[own_rows],
                     numba.carray(pointer(part[4] + past), shape, kind),
                     numba.carray(pointer(part[5] + past), shape, kind),
-                    numba.carray(pointer(part[10] + 8 * rows * own[4]), (rows,), np.int64),
-                    numba.carray(pointer(part[6]), (rows,), np.int64),
-                    numba.carray(pointer(part[7]), (rows,), np.int64),
-                    numba.carray(pointer(part[8]), (rows, part[9]), np.int64),
-                    scale,
-                    attended[part[0] : part[1]],
+                    *(first[own[4], own_rows], lengths[own_rows], straight[own_rows]),
+                    *(tails[own_rows], scale, attended[own_rows]),
                 )
                 item = next_item(counter_at(counter))
             counter = _wait(team, sleep, counter)

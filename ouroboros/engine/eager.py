@@ -9,7 +9,7 @@ rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo, SlotCache, cache_argument
 from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
-from ouroboros.engine.prepack import Packed, Unit, using
+from ouroboros.engine.prepack import PackedWeights
 
 PREFILL_ALONE = 128  # more uncached tokens are fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reuse
@@ -55,7 +55,7 @@ class Eager:
         self.cache_argument = cache_argument(model)
         self.forwards = 0
         self.captures_jointly = False
-        self.packed: Mapping[Unit, Packed] = {}
+        self.packed = PackedWeights()
 
     def new_slots(self) -> SlotCache:
         """Return cache slots for a sequence that shares calls with others."""
@@ -124,7 +124,7 @@ class Eager:
     ) -> torch.Tensor:
         """Call the model's modules; return the logits of the rows to `keep`, [rows, vocab] (0: all;
         n: the last n; a tensor: these indices). `ids` and `positions` are [1, n]."""
-        with using(self.packed):
+        with self.packed.used():
             out = self.model(
                 input_ids=ids,
                 position_ids=positions,

@@ -9,8 +9,8 @@ are gathered. `check_exact` compares a tree with single steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ouroboros.engine.eager import Eager
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.support import trial_tree
 
-TEXT, NODES = 14, 12  # of `check_exact`: tokens of the text, nodes of the tree
+TEXT, NODES = 14, 18  # of `check_exact`: tokens of the text, nodes of the tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,17 +37,24 @@ class Reach:
     tails: np.ndarray
     first: np.ndarray
 
-    @cached_property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """The addresses of `lengths`, `straight`, `tails` and `first`, all int64."""
-        arrays = (self.lengths, self.straight, self.tails, self.first)
-        assert all(own.dtype == np.int64 and own.flags.c_contiguous for own in arrays)
-        return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
-
     def of_rows(self, rows: slice) -> Reach:
         """Return the slots that the tokens in `rows` attend to."""
         first = np.ascontiguousarray(self.first[:, rows])
         return Reach(self.lengths[rows], self.straight[rows], self.tails[rows], first)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Reach]) -> Reach:
+        """Return the rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.tails.shape[1] for part in parts)
+        tails = [np.pad(p.tails, ((0, 0), (0, width - p.tails.shape[1]))) for p in parts]
+        lengths, straight = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("lengths", "straight")
+        )
+        first = np.concatenate([part.first for part in parts], axis=1)
+        return cls(lengths, straight, np.concatenate(tails), first)
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
@@ -87,7 +94,7 @@ def check_exact(engine: Eager) -> None:
     text's tokens and the nodes in single steps. Overwrites the first slots. Raises `ValueError`
     with the first difference."""
     text, name = engine.info.text, type(engine.model).__name__
-    nodes = min(NODES, (4 * len(text) + 1) // 3)
+    nodes = min(NODES, 6 * len(text) // 5)
     start = max(0, min(TEXT, len(text) - nodes))
     tree, _ = trial_tree(text[start:], nodes)
     depths = tree.depths()

@@ -13,7 +13,7 @@ are read in place, packed weights are copies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from ouroboros.engine.exact import Reach, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.prepack import (
     MOST,
-    Packed,
+    PackedWeights,
     Unit,
     can_be_packed,
     can_pack_int8,
@@ -74,25 +74,6 @@ class DecoderLayer(NamedTuple):
         return qkv, (self.o_proj,), gate_up, (self.down_proj,)
 
 
-class Share(NamedTuple):
-    """One sequence in a call: its cache slots, its rows among all that are fed, and the slots that
-    these rows attend to."""
-
-    slots: SlotCache
-    fed: slice
-    reach: Reach
-    written: int = 0  # rows of this call that are in the slots already
-
-    def within(self, rows: slice) -> Share:
-        """Return the part of this share in a smaller call that feeds only `rows`; it may be
-        empty. Its `fed` counts from the first of them."""
-        start = max(self.fed.start, rows.start)
-        stop = max(start, min(self.fed.stop, rows.stop))
-        own = slice(start - self.fed.start, stop - self.fed.start)
-        fed = slice(start - rows.start, stop - rows.start)
-        return Share(self.slots, fed, self.reach.of_rows(own), own.start)
-
-
 class Fused(Eager):
     """The engine that calls the kernel. `table` [layers, fields] has the addresses of each layer's
     weights."""
@@ -104,7 +85,7 @@ class Fused(Eager):
         model: PreTrainedModel,
         info: ModelInfo,
         cache: SlotCache,
-        packed: Mapping[Unit, Packed],
+        packed: PackedWeights,
     ) -> None:
         super().__init__(model, info, cache)
         base, self.packed = cast(Any, model.model), packed
@@ -137,56 +118,63 @@ class Fused(Eager):
         than `MOST` rows are fed in several calls of the kernel."""
         self.forwards += 1
         make_room(parts)
-        ids, positions, kept, shares = list[int](), list[np.ndarray](), list[int](), list[Share]()
-        for slots, layout in parts:
-            start = len(ids)
-            kept += [start + row for row in layout.rows]
+        ids, positions, kept = list[int](), list[np.ndarray](), list[int]()
+        starts, reaches = list[int](), list[Reach]()
+        for _, layout in parts:
+            starts.append(len(ids))
+            kept += [len(ids) + row for row in layout.rows]
             ids += layout.known_ids(self.info.vocab_size)
             positions.append(layout.positions()[layout.held :])
-            reach = Reach.of(layout, self.info.sliding_window)
-            shares.append(Share(slots, slice(start, len(ids)), reach))
+            reaches.append(Reach.of(layout, self.info.sliding_window))
         if token is not None:
             ids[0] = int(token)
-        fed, wanted = np.array(ids), np.array(kept)
+        fed, wanted, reach = np.array(ids), np.array(kept), Reach.joined(reaches)
         places = positions[0] if len(parts) == 1 else np.concatenate(positions)
         self._extend_angles(int(places.max()))
         found = list[torch.Tensor]()
         for start in range(0, len(ids), MOST):
-            rows = slice(start, start + MOST)
+            rows = slice(start, min(start + MOST, len(ids)))
             inside = wanted[(start <= wanted) & (wanted < rows.stop)] - start
-            own = shares if len(ids) <= MOST else [share.within(rows) for share in shares]
-            found.append(self._by_kernel(fed[rows], places[rows], own, inside))
+            sequences = [
+                [
+                    *(max(first, start) - start, min(first + layout.fed, rows.stop) - start),
+                    *(slots.length + max(0, start - first), slots.capacity),
+                    *(slots.slots[0].keys.data_ptr(), slots.slots[0].values.data_ptr()),
+                ]
+                for first, (slots, layout) in zip(starts, parts, strict=True)
+                if first < rows.stop and first + layout.fed > start
+            ]
+            own = reach if len(ids) <= MOST else reach.of_rows(rows)
+            found.append(self._by_kernel(fed[rows], places[rows], sequences, own, inside))
         logits = found[0] if len(found) == 1 else torch.cat(found)
         return [logits] if len(parts) == 1 else list(logits.split([len(p.rows) for _, p in parts]))
 
     def _by_kernel(
-        self, ids: np.ndarray, positions: np.ndarray, shares: Sequence[Share], kept: np.ndarray
+        self,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        sequences: list[list[int]],
+        reach: Reach,
+        kept: np.ndarray,
     ) -> torch.Tensor:
         """Return the logits of the rows `kept` (ascending indices), [kept, vocab], from one call of
-        the kernel. `ids` and `positions` are [rows]; all arrays are int64."""
+        the kernel. `ids` and `positions` are [rows]; all arrays are int64. Each of `sequences` has
+        its first row and the row after its last, the slot of the first, its capacity in slots, and
+        the addresses of its keys and values."""
         table, head, shape = self.table, self.head, self.info.layers[0]
-        sequences = np.array(
-            [
-                [
-                    *(fed.start, fed.stop, slots.length + written, slots.capacity),
-                    *(slots.slots[0].keys.data_ptr(), slots.slots[0].values.data_ptr()),
-                    *(*reach.addresses[:3], reach.tails.shape[1], reach.addresses[3]),
-                ]
-                for slots, fed, reach, written in shares
-                if fed.start < fed.stop
-            ]
-        )
+        cached, tails = np.array(sequences), reach.tails
         logits = self.cos.new_empty(len(kept), head.shape[0], dtype=self.info.dtype)
         counters, threads = np.zeros(18 * len(table) + 6, dtype=np.int64), torch.get_num_threads()
         kernels(self.info.dtype).decode(
             *(threads, len(ids), self.width, self.heads, shape.kv_heads),
             *(shape.key_width, self.inner, self.eps, self.scale, self.info.dtype.itemsize),
-            *(_start(table), len(table), _start(sequences), len(sequences)),
+            *(_start(table), len(table), _start(cached), len(cached)),
             *(TEAM if threads > 1 else 0, _start(counters), SLEEP, _start(ids), _start(positions)),
             *(self.embeddings.data_ptr(), len(self.embeddings)),
             *(self.cos.data_ptr(), self.sin.data_ptr(), len(self.cos), _start(kept), len(kept)),
             *(self.norm.data_ptr(), *head.addresses, logits.data_ptr(), head.shape[0]),
-            *self.addresses,
+            *(*self.addresses, _start(reach.lengths), _start(reach.straight)),
+            *(_start(tails), tails.shape[1], _start(reach.first)),
             threads=threads,
         )
         return logits
@@ -207,6 +195,7 @@ class Fused(Eager):
 
 
 def _start(array: np.ndarray) -> int:
+    assert array.dtype == np.int64 and array.flags.c_contiguous
     return array.__array_interface__["data"][0]
 
 

@@ -28,6 +28,7 @@ from ouroboros.engine.fused import Fused
 from ouroboros.engine.head import DraftHead, listed_ids, trim_head
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
+from ouroboros.engine.prepack import PackedWeights
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
@@ -144,6 +145,11 @@ class CachedModel(TreeModel):
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""
         return isinstance(self.engine, Fused)
+
+    @property
+    def packed(self) -> PackedWeights:
+        """The prepacked weights."""
+        return self.engine.packed
 
     @classmethod
     def from_pretrained(

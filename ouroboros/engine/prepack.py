@@ -6,7 +6,7 @@ depending on processor, dtype and rows. So both are timed on the model's layers.
 row's result does not depend on the other rows.
 
 Invariant: the model is not changed. Packed weights are copies, used by kernels, or by the model's
-linear layers within `using`; other calls of the model use its own weights.
+linear layers within `PackedWeights.used`; other calls of the model use its own weights.
 """
 
 from __future__ import annotations
@@ -84,46 +84,60 @@ class Packed:
         parts = self.weight, self.bias, self.scale
         return tuple(0 if part is None else part.data_ptr() for part in parts)  # type: ignore
 
-    def multiply(self, input: torch.Tensor) -> torch.Tensor:
-        """Return `input` [..., in] times the packed weight, plus the bias, [..., out]. `input` has
-        at most `MOST` rows."""
-        (columns, width), input = self.shape, input.contiguous()
-        rows, out = input.numel() // width, input.new_empty(*input.shape[:-1], columns)
+    def multiply(self, input: torch.Tensor, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """Return `input` [..., in] times the columns `start` to `end` (None: all) of the packed
+        weight, plus their bias, [..., columns]. `input` has at most `MOST` rows."""
+        width, input = self.shape[1], input.contiguous()
+        skipped = start % COLUMNS  # the kernel begins with a whole block
+        start, end = start - skipped, self.shape[0] if end is None else end
+        rows, columns = input.numel() // width, end - start
+        out = input.new_empty(*input.shape[:-1], columns)
+        block_bytes = self.weight.nbytes // len(self.weight)
+        weight, bias, scale = self.addresses
         kernels(input.dtype).multiply(
             *(-(-columns // COLUMNS), rows, width, columns, input.data_ptr()),
-            *(*self.addresses, out.data_ptr()),
+            weight + start // COLUMNS * block_bytes,
+            *(bias and bias + start * input.element_size(), scale and scale + 4 * start),
+            out.data_ptr(),
             threads=torch.get_num_threads() if rows * width * columns > SERIAL else 1,
         )
-        return out
+        return out[..., skipped:]
 
 
-@contextmanager
-def using(packed: Mapping[Unit, Packed]) -> Iterator[None]:
-    """Context manager: within it, linear layers use their packed weights for up to `MOST` rows. No
-    gradients are computed."""
-    for (layer,), own in packed.items():
-        layer.__dict__["forward"] = partial(_forward, layer, own)
-    try:
-        yield
-    finally:
-        for (layer,) in packed:
-            layer.__dict__.pop("forward", None)
+class PackedWeights(dict[Unit, Packed]):
+    """The packed weights of a model's linear layers; empty if none are packed."""
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Context manager: within it, the model's linear layers use the packed weights for up to
+        `MOST` rows, but int8 layers do not. No gradients are computed."""
+        layers = [layer for unit, own in self.items() if own.scale is None for layer in unit]
+        for unit, own in self.items():
+            end = 0
+            for layer in unit if own.scale is None else ():
+                start, end = end, end + layer.out_features
+                layer.__dict__["forward"] = partial(_forward, layer, own, start, end)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.__dict__.pop("forward", None)
 
 
-def _forward(layer: Any, packed: Packed, input: torch.Tensor) -> torch.Tensor:
+def _forward(layer: Any, packed: Packed, start: int, end: int, input: torch.Tensor) -> torch.Tensor:
     rows = input.numel() // layer.in_features
     if 0 < rows <= MOST and input.dtype == packed.dtype:
-        return packed.multiply(input)
+        return packed.multiply(input, start, end)
     return nn.Linear.forward(layer, input)
 
 
 def prepack_linears(
     model: nn.Module, *, every: bool = False, timed: bool = True, groups: Sequence[Unit] = ()
-) -> dict[Unit, Packed]:
+) -> PackedWeights:
     """Pack a model's large float32 and bfloat16 linear layers on a CPU, if that is faster.
 
-    Returns {} if there are no such layers, if the copies would take more than half of the free
-    memory, or if plain weights are faster in total.
+    Returns no weights if there are no such layers, if the copies would take more than half of the
+    free memory, or if plain weights are faster in total.
 
     - `every`, for calls by kernels alone: pack small and int8 layers too
     - `timed`: whether plain weights are tried
@@ -136,15 +150,15 @@ def prepack_linears(
     units = [*groups, *((layer,) for layer in layers if layer not in grouped)]
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
-        return {}
-    packed = {unit: Packed(unit) for unit in units}
+        return PackedWeights()
+    packed = PackedWeights({unit: Packed(unit) for unit in units})
     plain = [unit for unit in units if packed[unit].scale is None]
     if timed and plain and (size >= TIMED_BYTES or not every):  # times of small ones are noise
         some = plain[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
         plain_ms, packed_ms = _time_both({unit: packed[unit] for unit in some})
         spared = every * sum(map(len, some)) * len(ROWS) * DISPATCH_MS
         if sum(plain_ms) + spared < CLEARLY * sum(packed_ms):
-            return {}
+            return PackedWeights()
     return packed
 
 

@@ -81,7 +81,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
     with _narrowed(model, info.sliding_window):
         chain = _plausible_text(model, info)
-        (tree, path), cache = trial_tree(chain, (4 * len(chain) + 1) // 3), DynamicCache()
+        (tree, path), cache = trial_tree(chain, 6 * len(chain) // 5), DynamicCache()
         positions = range(len(chain))
         rounded = _logits(model, info, chain, positions, None, cache)
         if not (rounded < torch.inf).all():
@@ -130,19 +130,18 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
 
 
 def trial_tree(text: Sequence[int], nodes: int) -> tuple[TokenTree, list[int]]:
-    """Return a tree of `nodes` nodes, and its longest path, which spells the start of the text.
-    Every fourth node is a decoy, another child of the path's last node, so that slots and positions
-    differ.
+    """Return a tree of `nodes` nodes, and its longest path, which spells the start of the text. A
+    sixth of the nodes are decoys below the root and half-way, so that slots and positions differ.
 
-    >>> trial_tree("abcd", 5)[0].parents, trial_tree("abcd", 5)[1]
-    ((-1, 0, 0, 2, 3), [0, 2, 3, 4])
+    >>> trial_tree("abcde", 6)[0].parents, trial_tree("abcde", 6)[1]
+    ((-1, 0, 0, 2, 3, 4), [0, 2, 3, 4, 5])
     """
-    path, tokens, parents = list[int](), list[int](), list[int]()
-    for node in range(nodes):
-        decoy = node % 4 == 1
-        parents.append(path[-1] if path else -1)
-        tokens.append(text[-1] if decoy else text[len(path)])
-        path += [node] * (not decoy)
+    path, tokens, parents, decoys = list[int](), list[int](), list[int](), nodes // 6
+    siblings = {1: (decoys + 1) // 2, (nodes - decoys) // 2: decoys // 2}
+    for place, token in enumerate(text[: nodes - decoys]):
+        parents += path[-1:] * (1 + siblings.get(place, 0)) or [-1]
+        tokens += [*[text[-1]] * (len(parents) - len(tokens) - 1), token]
+        path.append(len(tokens) - 1)
     return TokenTree(tuple(tokens), tuple(parents)), path
 
 

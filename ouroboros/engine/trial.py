@@ -33,7 +33,7 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
     if layers is not None and not layers.compiled:
         return "its decoder layers were not found"
     try:
-        for nodes in (size for size in TRIAL_NODES if size * 3 // 4 + 3 <= info.max_len):
+        for nodes in (size for size in TRIAL_NODES if size - size // 6 + 2 <= info.max_len):
             for first in (0, 1):
                 text = [info.text[(first + at) % len(info.text)] for at in range(nodes + 1)]
                 tree, path = trial_tree(text[1:], nodes)

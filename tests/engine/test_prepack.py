@@ -9,7 +9,7 @@ from torch import nn
 
 from ouroboros import CachedModel, decode
 from ouroboros.engine import prepack
-from ouroboros.engine.prepack import MOST, ROWS, Packed, prepack_linears, using
+from ouroboros.engine.prepack import MOST, ROWS, Packed, PackedWeights, prepack_linears
 
 DTYPES = [torch.float32, torch.bfloat16]
 FASTER = [9.0] * len(ROWS), [1.0] * len(ROWS)
@@ -32,7 +32,7 @@ def test_a_packed_layer_computes_what_a_plain_one_does_row_by_row(dtype, bias, w
     layer = nn.Linear(width, columns, bias=bias, dtype=dtype)
     alone, before = copy.deepcopy(layer), dict(vars(layer))
     x = torch.randn(1, MOST + 2, width, dtype=dtype)
-    with torch.inference_mode(), using(prepack_linears(layer)):
+    with torch.inference_mode(), prepack_linears(layer).used():
         assert "forward" in vars(layer)
         found = layer(x[:, :MOST])
         for rows in (1, 2, 3, 4, 5, 16, 48, 64):
@@ -53,11 +53,16 @@ def test_both_ways_are_timed(monkeypatch):
 
 
 def test_layers_of_one_input_share_a_product():
+    """As one, or each alone, as within transformers' own generation."""
     torch.manual_seed(0)
-    layers = nn.Linear(48, 80), nn.Linear(48, 24, bias=False)
-    x = torch.randn(5, 48)
-    expected = torch.cat([layer(x) for layer in layers], -1)
-    torch.testing.assert_close(Packed(layers).multiply(x), expected)
+    layers = nn.Linear(48, 80), nn.Linear(48, 24, bias=False), nn.Linear(48, 70)
+    x, packed = torch.randn(5, 48), Packed(layers)
+    expected = [layer(x) for layer in layers]
+    torch.testing.assert_close(packed.multiply(x), torch.cat(expected, -1))
+    with torch.no_grad(), PackedWeights({layers: packed}).used():
+        assert all("forward" in vars(layer) for layer in layers)
+        for layer, right in zip(layers, expected, strict=True):
+            torch.testing.assert_close(layer(x), right)
 
 
 def test_what_is_not_packed(monkeypatch):
@@ -80,6 +85,6 @@ def test_text_is_that_of_plain_layers():
     model = gemma3().float()
     wanted = plain(model, [1, 5, 4], 40)
     cached = CachedModel(model)
-    assert len(cached.engine.packed) == 15
+    assert len(cached.packed) == 15
     trees = RandomDrafter(wanted, seed=3)
     assert list(decode(cached, trees, [1, 5, 4], max_new=40).tokens) == wanted
