@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,35 +43,12 @@ CHILDREN = (
     ("", {"model", "lm_head"}),
     ("model", {"embed_tokens", "layers", "norm", "rotary_emb"}),
 )
+NORMS = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""A layer's norms, of which it may lack the last two, and its linear layers, by their input."""
 OWNERS = {"torch", "transformers"}  # packages whose modules have known implementations
 ANGLES = 64  # positions whose rotary angles are computed together
 log = logging.getLogger(__name__)
-
-
-class DecoderLayer(NamedTuple):
-    """The modules of a decoder layer, in the order of their use; None for a norm that it lacks."""
-
-    input_layernorm: Any
-    q_proj: Any
-    k_proj: Any
-    v_proj: Any
-    q_norm: Any
-    k_norm: Any
-    o_proj: Any
-    post_attention_layernorm: Any
-    gate_proj: Any
-    up_proj: Any
-    down_proj: Any
-
-    @property
-    def norms(self) -> tuple[Any, ...]:
-        return self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm
-
-    @property
-    def products(self) -> tuple[Unit, ...]:
-        """Its linear layers, in groups of the same input."""
-        qkv, gate_up = (self.q_proj, self.k_proj, self.v_proj), (self.gate_proj, self.up_proj)
-        return qkv, (self.o_proj,), gate_up, (self.down_proj,)
 
 
 class Fused(Eager):
@@ -94,9 +71,9 @@ class Fused(Eager):
         self.scale = _bits(base.layers[0].self_attn.scaling)
         self.eps = _bits(base.norm.variance_epsilon)
         self.cos = self.sin = torch.empty(0, device="cpu")
-        layers, shape = [_layer(layer) for layer in base.layers], info.layers[0]
-        self.width, self.inner = self.norm.numel(), layers[0].gate_proj.out_features
-        attended = layers[0].q_proj.out_features
+        layers, shape = [_parts(layer) for layer in base.layers], info.layers[0]
+        self.width, self.inner = self.norm.numel(), layers[0]["gate_proj"].out_features
+        attended = layers[0]["q_proj"].out_features
         self.heads = attended // shape.key_width
         qkv = attended + 2 * shape.kv_heads * shape.key_width
         widths = (self.width, self.width, qkv, attended, attended, self.width)
@@ -106,9 +83,9 @@ class Fused(Eager):
         ]
         self.addresses = [buffer.data_ptr() for buffer in self.buffers]
         rows = [
-            [0 if norm is None else norm.weight.data_ptr() for norm in own.norms]
+            [own[name].weight.data_ptr() if name in own else 0 for name in NORMS]
             + [int(is_sliding(at, info))]
-            + [address for unit in own.products for address in packed[unit].addresses]
+            + [address for unit in _units(own) for address in packed[unit].addresses]
             for at, own in enumerate(layers)
         ]
         self.table = np.array(rows, dtype=np.int64)
@@ -203,9 +180,13 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def _layer(module: Any) -> DecoderLayer:
-    parts = module._modules | module.self_attn._modules | module.mlp._modules
-    return DecoderLayer(*(parts.get(name) for name in DecoderLayer._fields))
+def _parts(layer: Any) -> dict[str, Any]:
+    """Return the modules in a decoder layer, its attention and its MLP, by name."""
+    return layer._modules | layer.self_attn._modules | layer.mlp._modules
+
+
+def _units(parts: dict[str, Any]) -> list[Unit]:
+    return [tuple(parts[name] for name in unit) for unit in PRODUCTS]
 
 
 def fuse(
@@ -218,8 +199,7 @@ def fuse(
         kinds = f"{', '.join(TYPES)} models without hooks, in float32 or bfloat16"
         return None, f"the CPU kernels run {kinds}, not this one in {info.dtype}"
     try:
-        layers = [_layer(layer) for layer in model.model.layers]  # type: ignore[union-attr]
-        groups = [unit for layer in layers for unit in layer.products]
+        groups = [unit for layer in cast(Any, model.model).layers for unit in _units(_parts(layer))]
         packed = prepack_linears(model, every=True, timed=timed, groups=groups)
         if not packed:
             return None, "packed weights are not faster on this machine, or do not fit"
@@ -247,26 +227,24 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
     if any(kind.__module__.split(".")[0] not in OWNERS for kind in kinds):
         return False  # a subclass
     base: Any = model.model
-    layers, norms = [_layer(layer) for layer in base.layers], [base.norm]
-    for layer, module in zip(layers, base.layers, strict=True):
-        named = {name for name, part in layer._asdict().items() if part is not None}
-        parts = set(module._modules) | set(module.self_attn._modules) | set(module.mlp._modules)
-        if parts != named | {"self_attn", "mlp", "act_fn"}:
+    norms, linears = [base.norm], [model.lm_head]
+    for parts in map(_parts, base.layers):
+        own = NORMS[:2] if parts.keys().isdisjoint(NORMS[2:]) else NORMS
+        names = [name for unit in PRODUCTS for name in unit]
+        if {*parts} != {*own, *names, "self_attn", "mlp", "act_fn"}:
             return False
-        if type(module.mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
+        if type(parts["act_fn"]).__name__ not in ("SiLU", "SiLUActivation"):
             return False
-        linears = [part for name, part in layer._asdict().items() if name.endswith("_proj")]
-        every = (*linears, model.lm_head)
-        if not all(can_be_packed(part, {}) or can_pack_int8(part) for part in every):
-            return False
-        norms += [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+        norms += [parts[name] for name in own]
+        linears += [parts[name] for name in names]
+    if not all(can_be_packed(linear, {}) or can_pack_int8(linear) for linear in linears):
+        return False
     eps = {getattr(norm, "variance_epsilon", None) for norm in norms}
     scales = {layer.self_attn.scaling for layer in base.layers}
     width, kv_heads = info.layers[0].key_width, info.layers[0].kv_heads
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
     return (
-        len(layers) == len(info.layers)  # else the config leaves some out
+        len(base.layers) == len(info.layers)  # else the config leaves some out
         and len(eps) == len(scales) == 1
         and None not in eps
         and shapes == {(width, width, kv_heads)}
