@@ -86,8 +86,12 @@ class Packed:
 
     def multiply(self, input: torch.Tensor, start: int = 0, end: int | None = None) -> torch.Tensor:
         """Return `input` [..., in] times the columns `start` to `end` (None: all) of the packed
-        weight, plus their bias, [..., columns]. `input` has at most `MOST` rows."""
+        weight, plus their bias, [..., columns]."""
         width, input = self.shape[1], input.contiguous()
+        if input.numel() > MOST * width:
+            parts = input.view(-1, width).split(MOST)
+            whole = torch.cat([self.multiply(part, start, end) for part in parts])
+            return whole.view(*input.shape[:-1], -1)
         skipped = start % COLUMNS  # the kernel begins with a whole block
         start, end = start - skipped, self.shape[0] if end is None else end
         rows, columns = input.numel() // width, end - start
@@ -109,8 +113,8 @@ class PackedWeights(dict[Unit, Packed]):
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Context manager: within it, the model's linear layers use the packed weights for up to
-        `MOST` rows, but int8 layers do not. No gradients are computed."""
+        """Context manager: within it, the model's linear layers use the packed weights, but int8
+        layers do not. No gradients are computed."""
         layers = [layer for unit, own in self.items() if own.scale is None for layer in unit]
         for unit, own in self.items():
             end = 0
@@ -125,8 +129,7 @@ class PackedWeights(dict[Unit, Packed]):
 
 
 def _forward(layer: Any, packed: Packed, start: int, end: int, input: torch.Tensor) -> torch.Tensor:
-    rows = input.numel() // layer.in_features
-    if 0 < rows <= MOST and input.dtype == packed.dtype:
+    if input.numel() and input.dtype == packed.dtype:
         return packed.multiply(input, start, end)
     return nn.Linear.forward(layer, input)
 
