@@ -12,8 +12,11 @@ from numba import types
 from numba.extending import intrinsic
 
 ADDRESS = types.CPointer(types.int64)
-COLUMNS, TOGETHER = 64, 4  # columns and rows that `multiply_block` keeps in registers
-LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats of a vector
+FEATURES: Any = llvmlite.binding.get_host_cpu_features()
+LANES = 16 if FEATURES.get("avx512f") else 8  # floats of a vector
+COLUMNS = 64  # columns that `multiply_block` keeps in registers
+AT_ONCE = 4 if LANES == 16 else 1  # rows that it keeps there
+TOGETHER = 4  # rows of the other kernels
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, 16), ir.VectorType(INT, 16)
 SHORTS = ir.VectorType(ir.IntType(16), 32)
@@ -34,18 +37,16 @@ class _BFloat(ir.Type):
 
 
 def can_multiply(bfloat16: bool) -> bool:
-    """Return whether this processor has the instructions of `multiply_block` for the dtype, and of
-    `multiply_integers`."""
-    features: Any = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512bw") and (features.get("avx512bf16") or not bfloat16))
+    """Return whether this processor has AVX-512, which `multiply_integers` needs, and, with
+    `bfloat16`, instructions for bfloat16, without which `multiply_block` converts to float32."""
+    return bool(FEATURES.get("avx512bw") and (FEATURES.get("avx512bf16") or not bfloat16))
 
 
 def _can_tile(kind: str) -> bool:
     """Return whether this processor has AMX for `kind` ("bf16" or "int8") and the system lets this
     process use it, which Linux grants on request (arch_prctl,
     https://docs.kernel.org/arch/x86/xstate.html)."""
-    features: Any = llvmlite.binding.get_host_cpu_features()
-    known = features.get(f"amx-{kind}") and can_multiply(bfloat16=True)
+    known = FEATURES.get(f"amx-{kind}") and can_multiply(bfloat16=True)
     if not known or platform.system() != "Linux":
         return False
     arch_prctl, request, tile_data = 158, 0x1023, 18
@@ -198,34 +199,40 @@ def _multiplier(fetch: int):
 
     @intrinsic
     def multiply_block(context, like, rows, stride, count, weight, sums, steps, more, ahead):
-        """Multiply four rows by 64 columns of a weight over `steps` inputs (pairs of inputs in
-        bfloat16). Write the products to `sums`, [4, 64] float32; with `more`, add them instead.
+        """Multiply `AT_ONCE` rows by 64 columns of a weight over `steps` inputs (pairs of inputs in
+        bfloat16). Write the products to `sums`, [rows, 64] float32; with `more`, add them instead.
 
         `rows` is the first row's address, `stride` the bytes between rows. If `count` is below
-        four, the first row takes the place of missing rows. Each step prefetches from `ahead` into
-        the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
+        `AT_ONCE`, the first row takes the place of missing rows. Each step prefetches from `ahead`
+        into the L2 cache. `like` is any array of the rows' dtype (bfloat16 as uint16).
         """
         half = like.dtype.bitwidth == 16
+        native = half and can_multiply(bfloat16=True)
 
         def generate(_, builder, __, arguments):
             rows, stride, count, weight, sums, steps, more, ahead = arguments[1:]
-            halves = ir.VectorType(_BFloat(), 32)
-
-            if half:
-                name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                multiply = _declared(builder, name, FLOATS, FLOATS, halves, halves)
-            else:
-                multiply = _declared(builder, "llvm.fma.v16f32", FLOATS, FLOATS, FLOATS, FLOATS)
+            operand = ir.VectorType(_BFloat(), 32) if native else FLOATS
+            name = "llvm.x86.avx512bf16.dpbf16ps.512" if native else "llvm.fma.v16f32"
+            kinds = [FLOATS, operand, operand] if native else [FLOATS] * 3
+            multiply = _declared(builder, name, FLOATS, *kinds)
             prefetch = _declared(
                 builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
             )
-            blank, zeros = INTS(ir.Undefined), [FLOATS([0.0] * 16)] * (4 * TOGETHER)
-            starts = _rows_from(builder, rows, stride, TOGETHER, count)
+            blank, starts = INTS(ir.Undefined), _rows_from(builder, rows, stride, AT_ONCE, count)
+
+            def numbers(words):
+                """Return the numbers in a vector of words as vectors to multiply."""
+                if native or not half:
+                    return [builder.bitcast(words, operand)]
+                low, high = INTS([16] * 16), INTS([0xFFFF0000] * 16)
+                pair = builder.shl(words, low), builder.and_(words, high)
+                return [builder.bitcast(own, FLOATS) for own in pair]
 
             def add(step, totals):
                 past = builder.mul(step, LONG(4))
                 line = _at(builder, builder.add(weight, builder.mul(past, LONG(COLUMNS))), INTS)
-                columns = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
+                loaded = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
+                columns = [numbers(words) for words in loaded]
                 place = builder.add(ahead, builder.mul(step, LONG(64 * fetch)))
                 for i in range(fetch):
                     fetched = _at(builder, builder.add(place, LONG(64 * i)), BYTE)
@@ -236,14 +243,14 @@ def _multiplier(fetch: int):
                         own = builder.add(starts[at // 4], past)
                         word = builder.load(_at(builder, own, INT))
                         first = builder.insert_element(blank, word, INT(0))
-                        x = builder.shuffle_vector(first, blank, INTS([0] * 16))
-                        x = builder.bitcast(x, halves if half else FLOATS)
-                    w = builder.bitcast(columns[at % 4], halves if half else FLOATS)
-                    operands = [total, w, x] if half else [x, w, total]
-                    found.append(builder.call(multiply, operands))
+                        x = numbers(builder.shuffle_vector(first, blank, INTS([0] * 16)))
+                    for one, other in zip(x, columns[at % 4], strict=True):
+                        operands = [total, other, one] if native else [one, other, total]
+                        total = builder.call(multiply, operands)
+                    found.append(total)
                 return found
 
-            found = _repeated(builder, steps, zeros, add)
+            found = _repeated(builder, steps, [FLOATS([0.0] * 16)] * (4 * AT_ONCE), add)
             adds = builder.icmp_signed("!=", more, LONG(0))
             for index, value in enumerate(found):
                 place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])

@@ -1,7 +1,7 @@
-"""CPU kernels for the operations of a decoder: each on its own, and a whole model in one call.
+"""CPU kernels: a matrix product with packed weights, and a whole decoder in one call.
 
-Each kernel computes every row independently and in a fixed order, so a row's result is bitwise
-identical in any call. Kernels take addresses and are called through ctypes, which costs one or two
+Each computes every row independently and in a fixed order, so a row's result is bitwise identical
+in any call. Kernels take addresses and are called through ctypes, which costs one or two
 microseconds. They run on the threads of torch's own pool, because a second pool would compete with
 torch's waiting threads.
 
@@ -25,6 +25,7 @@ from numba import types
 from ouroboros.core.jit import cache_folder, cached_in, compile_now
 from ouroboros.engine.cpu_intrinsics import (
     ADDRESS,
+    AT_ONCE,
     COLUMNS,
     INT8_STEP,
     INT8_TILES,
@@ -60,13 +61,14 @@ HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 16  # rows attend to whole blocks of positions, which begin at multiples of 16
 CHUNK, QUERIES = 32, 128  # keys converted to float32 at a time, and queries that use them
-DEPTH = 1024  # inputs per partial sum of oneDNN; half of it for layers with at most DEPTH inputs
+DEPTH = (
+    1024 if LANES == 16 else 128
+)  # inputs per partial sum; half of it for layers with at most DEPTH inputs
 LEAST = np.float32(-50)  # lowest exponent of a weight: products of smaller ones are subnormal
 # numbers, which the processor handles 100 times slower
 PIECE = 2048  # columns of one work item of `gate`
-FEW = 4096  # elements below which one thread is as fast as several
 GROUP = 256  # inputs that are rounded to 16-bit integers with one scale, for int8 weights
-LAYER_FIELDS, PART_FIELDS = 17, 11  # columns of the layer and sequence tables of `decode`
+LAYER_FIELDS, PART_FIELDS = 17, 6  # columns of the layer and sequence tables of `decode`
 FAST: dict[str, Any] = {  # sums may be reordered and fused; NaN and infinity stay valid
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
@@ -243,7 +245,7 @@ def _items(n, heads, kv_heads):
 
 @numba.njit(**FAST)
 def _nothing(*arguments):
-    """Do nothing: for processors without AMX, whose compiler lacks its instructions."""
+    """Do nothing: for processors without AMX or AVX-512, whose compiler lacks its instructions."""
 
 
 @numba.njit(**FAST)
@@ -607,25 +609,28 @@ def _by_integers(counter, width, rows, weight, scales, bias, out):
         item = next_item(counter)
 
 
+_if_integers = _by_integers if can_multiply(bfloat16=False) else _nothing
+
+
 @numba.njit(**FAST)
 def _multiply_rows(counter, width, rows, weight, scales, bias, out):
-    """Multiply the rows at address `rows`, [n, width], by a weight in oneDNN's layout, add `bias`
-    if not empty, and write the result to `out`, [n, columns]. Threads take work items of 64 columns
-    from `counter`. If `scales` is not empty, the weight is int8 and has a scale for each column.
+    """Multiply the rows at address `rows`, [n, width], by a packed weight (see `prepack.Packed`),
+    add `bias` if not empty, and write the result to `out`, [n, columns]. Threads take work items of
+    64 columns from `counter`. If `scales` is not empty, the weight is int8 and has a scale for each
+    column.
 
-    Without AMX, sums in oneDNN's order: each block of inputs is summed separately, then added to
-    the total. With more than four rows, the next block of weights is prefetched during the first
-    eight.
+    Without AMX, each block of inputs is summed separately, then added to the total. With more than
+    `AT_ONCE` rows, the next block of weights is prefetched during the first ones.
     """
     if len(scales):
-        _by_integers(counter, width, rows, weight, scales, bias, out)
+        _if_integers(counter, width, rows, weight, scales, bias, out)
         return
     if TILES and out.itemsize == 2 and width % TILE_STEP == 0:
         _if_tiles(counter, width, rows, weight, bias, out)
         return
     n, columns, size = len(out), out.shape[1], out.itemsize
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
-    sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
+    sums = np.empty(((n + AT_ONCE - 1) // AT_ONCE * AT_ONCE, COLUMNS), np.float32)
     totals, stride = sums.ctypes.data, width * size
     item = next_item(counter)
     while item < items:
@@ -636,18 +641,32 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
             ahead = block + steps * 4 * COLUMNS
             if start + depth >= width:
                 ahead = weight + min(following, items - 1) * COLUMNS * stride
-            for row in range(0, n, TOGETHER):
+            for row in range(0, n, AT_ONCE):
                 own, total = rows + row * stride + start * size, totals + row * COLUMNS * 4
-                if n <= TOGETHER or row >= 2 * TOGETHER:
+                if n <= AT_ONCE or row >= 2 * AT_ONCE:
                     multiply_block(out, own, stride, n - row, block, total, steps, start, 0)
                 else:
-                    ahead += row // TOGETHER * steps * 2 * COLUMNS
+                    ahead += row // AT_ONCE * steps * 2 * COLUMNS
                     multiply_block_ahead(
                         out, own, stride, n - row, block, total, steps, start, ahead
                     )
             block += steps * 4 * COLUMNS
         _write_products(sums, bias, item * COLUMNS, out)
         item = following
+
+
+@numba.njit(**FAST)
+def _vector(address, size, dtype):
+    """Return the array [size] at an address; an empty one for address 0."""
+    return numba.carray(pointer(address), (size if address else 0,), dtype)
+
+
+@numba.njit(**FAST)
+def _multiply(counter, width, rows, product, out):
+    """Do `_multiply_rows` with the addresses of weight, bias and scales in `product`."""
+    bias = _vector(product[1], out.shape[1], out.dtype)
+    scales = _vector(product[2], out.shape[1], np.float32)
+    _multiply_rows(counter, width, rows, product[0], scales, bias, out)
 
 
 @numba.njit(**FAST)
@@ -748,30 +767,15 @@ class Kernel:
 
 
 class Kernels(NamedTuple):
-    """The kernels for one dtype. Rows are [n, ...] and contiguous; address 0 means no array. `eps`
-    and `scale` are float32 values, passed as their bits. Without AVX-512, `multiply` and `decode`
-    are None.
+    """The kernels for one dtype. Rows are [n, ...] and contiguous; address 0 means no array.
 
-    - `norm`(n, width, residual, addend, weight, out, eps): add `addend` to the residual in place,
-      then write the RMSNorm of the sum to `out`.
-    - `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, slot, capacity, keys,
-      values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k and
-      apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot` on,
-      and the queries as float32.
-    - `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
-      keys, values, out, lengths, straight, tails, columns of tails, first, scale): see `Reach`.
-    - `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
-    - `multiply`(n, width, columns, rows, weight, bias, out, scales): a linear layer with packed
+    - `multiply`(n, width, columns, rows, weight, bias, scales, out): a linear layer with packed
       weights; `scales` are those of the columns of an int8 weight, float32.
-    - `decode`: the whole model, as called by `fused.FewRows`.
+    - `decode`: the whole model, as called by `Fused`.
     """
 
-    norm: Kernel
-    rotate: Kernel
-    attend: Kernel
-    gate: Kernel
-    multiply: Kernel | None = None
-    decode: Kernel | None = None
+    multiply: Kernel
+    decode: Kernel
 
 
 @cache
@@ -783,118 +787,50 @@ def kernels(dtype: torch.dtype) -> Kernels:
 def _compile(dtype: torch.dtype) -> Kernels:
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
-    def norm(a):
-        n, width, eps = a[2], a[3], float_of(np.uint32(a[8]))
-        residual = numba.carray(pointer(a[4]), (n, width), kind)
-        addend = numba.carray(pointer(a[5]), (n if a[5] else 0, width), kind)
-        weight = numba.carray(pointer(a[6]), (width,), kind)
-        out = numba.carray(pointer(a[7]), (n, width), kind)
-        _norm_rows(a, np.arange(n), residual, addend, weight, out, eps)
-
-    def rotate(a):
-        n, heads, kv_heads, width = a[2], a[3], a[4], a[5]
-        qkv = numba.carray(pointer(a[6]), (n, heads + 2 * kv_heads, width), kind)
-        cos = numba.carray(pointer(a[7]), (n, width), kind)
-        sin = numba.carray(pointer(a[8]), (n, width), kind)
-        q_norm = numba.carray(pointer(a[9]), (width if a[9] else 0,), kind)
-        k_norm = numba.carray(pointer(a[10]), (width if a[10] else 0,), kind)
-        eps, slot = float_of(np.uint32(a[11])), a[12]
-        keys = numba.carray(pointer(a[14]), (kv_heads, a[13], width), kind)
-        values = numba.carray(pointer(a[15]), (kv_heads, a[13], width), kind)
-        queries = numba.carray(pointer(a[16]), (n, heads, width), np.float32)
-        row = next_item(a)
-        while row < n:
-            _rotate_row(
-                *(qkv[row], cos[row], sin[row], q_norm, k_norm, eps),
-                *(keys, values, slot + row, queries[row]),
-            )
-            row = next_item(a)
-
-    def attend(a):
-        n, heads, kv_heads, width, out_width = a[2], a[3], a[4], a[5], a[6]
-        queries = numba.carray(pointer(a[9]), (n, heads, width), np.float32)
-        keys = numba.carray(pointer(a[10]), (kv_heads, a[7], width), kind)
-        values = numba.carray(pointer(a[11]), (kv_heads, a[8], out_width), kind)
-        out = numba.carray(pointer(a[12]), (n, heads, out_width), kind)
-        lengths = numba.carray(pointer(a[13]), (n,), np.int64)
-        straight = numba.carray(pointer(a[14]), (n,), np.int64)
-        tails = numba.carray(pointer(a[15]), (n, a[16]), np.int64)
-        first = numba.carray(pointer(a[17]), (n,), np.int64)
-        scale = float_of(np.uint32(a[18]))
-        item, items = next_item(a), _items(n, heads, kv_heads)
-        while item < items:
-            _attend(
-                *(item, kv_heads, queries, keys, values),
-                *(first, lengths, straight, tails, scale, out),
-            )
-            item = next_item(a)
-
-    def gate(a):
-        both = numba.carray(pointer(a[4]), (a[2], 2, a[3]), kind)
-        _gate_rows(a, both, numba.carray(pointer(a[5]), (a[2], a[3]), kind))
-
     def multiply(a):
-        n, width, columns = a[2], a[3], a[4]
-        bias = numba.carray(pointer(a[7]), (columns if a[7] else 0,), kind)
-        out = numba.carray(pointer(a[8]), (n, columns), kind)
-        scales = numba.carray(pointer(a[9]), (columns if a[9] else 0,), np.float32)
-        _multiply_rows(a, width, a[5], a[6], scales, bias, out)
+        out = numba.carray(pointer(a[9]), (a[2], a[4]), kind)
+        _multiply(a, a[3], a[5], numba.carray(a, (9,))[6:9], out)
 
     def decode(a):
         n, width, heads, kv_heads, head_width, inner = a[2], a[3], a[4], a[5], a[6], a[7]
         eps, scale, size = float_of(np.uint32(a[8])), float_of(np.uint32(a[9])), a[10]
         layers = numba.carray(pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
         parts = numba.carray(pointer(a[13]), (a[14], PART_FIELDS), np.int64)
-        team, sleep, counter = number_from(a[15]) if a[15] else 1, a[39], a[16]
-        ids = numba.carray(pointer(a[17]), (n,), np.int64)
-        embeddings = numba.carray(pointer(a[18]), (a[19], width), kind)
-        positions = numba.carray(pointer(a[20]), (n,), np.int64)
-        cos = numba.carray(pointer(a[21]), (a[23], head_width), kind)
-        sin = numba.carray(pointer(a[22]), (a[23], head_width), kind)
-        kept = numba.carray(pointer(a[24]), (a[25],), np.int64)
-        last_norm = numba.carray(pointer(a[26]), (width,), kind)
-        head, vocab = a[27], a[29]
-        head_bias = numba.carray(pointer(a[28]), (vocab if a[28] else 0,), kind)
-        head_scales = numba.carray(pointer(a[40]), (vocab if a[40] else 0,), np.float32)
-        logits = numba.carray(pointer(a[30]), (len(kept), vocab), kind)
-        residual = numba.carray(pointer(a[31]), (n, width), kind)
-        normed = numba.carray(pointer(a[32]), (n, width), kind)
-        qkv = numba.carray(pointer(a[33]), (n, (heads + 2 * kv_heads) * head_width), kind)
-        queries = numba.carray(pointer(a[34]), (n, heads, head_width), np.float32)
-        attended = numba.carray(pointer(a[35]), (n, heads, head_width), kind)
-        addend = numba.carray(pointer(a[36]), (n, width), kind)
-        both = numba.carray(pointer(a[37]), (n, 2 * inner), kind)
-        gated = numba.carray(pointer(a[38]), (n, inner), kind)
-        heads_of_row = qkv.reshape(n, heads + 2 * kv_heads, head_width)
-        every = np.arange(n)
+        team, counter, sleep = number_from(a[15]) if a[15] else 1, a[16], a[17]
+        ids, positions = _vector(a[18], n, np.int64), _vector(a[19], n, np.int64)
+        embeddings = numba.carray(pointer(a[20]), (a[21], width), kind)
+        cos = numba.carray(pointer(a[22]), (a[24], head_width), kind)
+        sin = numba.carray(pointer(a[23]), (a[24], head_width), kind)
+        kept, last_norm = _vector(a[25], a[26], np.int64), _vector(a[27], width, kind)
+        head, logits = (
+            numba.carray(a, (31,))[28:],
+            numba.carray(pointer(a[31]), (a[26], a[32]), kind),
+        )
+        residual = numba.carray(pointer(a[33]), (n, width), kind)
+        normed = numba.carray(pointer(a[34]), (n, width), kind)
+        qkv = numba.carray(pointer(a[35]), (n, (heads + 2 * kv_heads) * head_width), kind)
+        queries = numba.carray(pointer(a[36]), (n, heads, head_width), np.float32)
+        attended = numba.carray(pointer(a[37]), (n, heads, head_width), kind)
+        addend = numba.carray(pointer(a[38]), (n, width), kind)
+        both = numba.carray(pointer(a[39]), (n, 2 * inner), kind)
+        gated = numba.carray(pointer(a[40]), (n, inner), kind)
+        lengths, straight = _vector(a[41], n, np.int64), _vector(a[42], n, np.int64)
+        tails = numba.carray(pointer(a[43]), (n, a[44]), np.int64)
+        first = numba.carray(pointer(a[45]), (2, n), np.int64)
+        heads_of_row, every = qkv.reshape(n, heads + 2 * kv_heads, head_width), np.arange(n)
         row = next_item(counter_at(counter))
         while row < n:
             residual[row] = embeddings[ids[row]]
             row = next_item(counter_at(counter))
         for index in range(len(layers)):
             own = layers[index]
-            norm_before = numba.carray(pointer(own[0]), (width,), kind)
-            norm_after = numba.carray(pointer(own[1]), (width,), kind)
-            q_norm = numba.carray(pointer(own[2]), (head_width if own[2] else 0,), kind)
-            k_norm = numba.carray(pointer(own[3]), (head_width if own[3] else 0,), kind)
-            qkv_bias = numba.carray(pointer(own[8]), (qkv.shape[1] if own[8] else 0,), kind)
-            o_bias = numba.carray(pointer(own[9]), (width if own[9] else 0,), kind)
-            both_bias = numba.carray(pointer(own[10]), (2 * inner if own[10] else 0,), kind)
-            down_bias = numba.carray(pointer(own[11]), (width if own[11] else 0,), kind)
-            qkv_scales = numba.carray(
-                pointer(own[13]), (qkv.shape[1] if own[13] else 0,), np.float32
-            )
-            o_scales = numba.carray(pointer(own[14]), (width if own[14] else 0,), np.float32)
-            both_scales = numba.carray(pointer(own[15]), (2 * inner if own[15] else 0,), np.float32)
-            down_scales = numba.carray(pointer(own[16]), (width if own[16] else 0,), np.float32)
+            norm_before, norm_after = _vector(own[0], width, kind), _vector(own[1], width, kind)
+            q_norm, k_norm = _vector(own[2], head_width, kind), _vector(own[3], head_width, kind)
             counter = _wait(team, sleep, counter)
             more = addend if index else addend[:0]
             _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(
-                *(counter_at(counter), width, normed.ctypes.data),
-                *(own[4], qkv_scales, qkv_bias, qkv),
-            )
+            _multiply(counter_at(counter), width, normed.ctypes.data, own[5:8], qkv)
             counter = _wait(team, sleep, counter)
             row, at = next_item(counter_at(counter)), 0
             while row < n:
@@ -915,8 +851,8 @@ def _compile(dtype: torch.dtype) -> Kernels:
             item, at, before = next_item(counter_at(counter)), 0, 0
             while at < len(parts):
                 part = parts[at]
-                rows = part[1] - part[0]
-                items = _items(rows, heads, kv_heads)
+                own_rows = slice(part[0], part[1])
+                items = _items(part[1] - part[0], heads, kv_heads)
                 if item >= before + items:
                     at, before = at + 1, before + items
                     continue
@@ -925,45 +861,27 @@ def _compile(dtype: torch.dtype) -> Kernels:
                 _attend(
                     item - before,
                     kv_heads,
-                    queries[part[0] : part[1]],
+                    queries[own_rows],
                     numba.carray(pointer(part[4] + past), shape, kind),
                     numba.carray(pointer(part[5] + past), shape, kind),
-                    numba.carray(pointer(part[10] + 8 * rows * own[12]), (rows,), np.int64),
-                    numba.carray(pointer(part[6]), (rows,), np.int64),
-                    numba.carray(pointer(part[7]), (rows,), np.int64),
-                    numba.carray(pointer(part[8]), (rows, part[9]), np.int64),
-                    scale,
-                    attended[part[0] : part[1]],
+                    *(first[own[4], own_rows], lengths[own_rows], straight[own_rows]),
+                    *(tails[own_rows], scale, attended[own_rows]),
                 )
                 item = next_item(counter_at(counter))
             counter = _wait(team, sleep, counter)
-            _multiply_rows(
-                *(counter_at(counter), heads * head_width, attended.ctypes.data),
-                *(own[5], o_scales, o_bias, addend),
-            )
+            source = attended.ctypes.data
+            _multiply(counter_at(counter), heads * head_width, source, own[8:11], addend)
             counter = _wait(team, sleep, counter)
             _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(
-                *(counter_at(counter), width, normed.ctypes.data),
-                *(own[6], both_scales, both_bias, both),
-            )
+            _multiply(counter_at(counter), width, normed.ctypes.data, own[11:14], both)
             counter = _wait(team, sleep, counter)
             _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
             counter = _wait(team, sleep, counter)
-            _multiply_rows(
-                *(counter_at(counter), inner, gated.ctypes.data),
-                *(own[7], down_scales, down_bias, addend),
-            )
+            _multiply(counter_at(counter), inner, gated.ctypes.data, own[14:17], addend)
         counter = _wait(team, sleep, counter)
         _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
         counter = _wait(team, sleep, counter)
-        _multiply_rows(
-            *(counter_at(counter), width, normed.ctypes.data),
-            *(head, head_scales, head_bias, logits),
-        )
+        _multiply(counter_at(counter), width, normed.ctypes.data, head, logits)
 
-    made = [Kernel(function) for function in (norm, rotate, attend, gate)]
-    if can_multiply(kind == np.uint16):
-        made += [Kernel(multiply), Kernel(decode)]
-    return Kernels(*made)
+    return Kernels(Kernel(multiply), Kernel(decode))

@@ -103,25 +103,16 @@ class Eager:
         keep: int | torch.Tensor = 0  # 0: all rows
         if len(rows) < len(ids):
             keep = 1 if rows == [len(ids) - 1] else torch.tensor(rows, device=device)
-        logits = self.logits(words[:1], words[1:], parts, keep)
-        return list(logits.split([len(layout.rows) for layout in layouts]))
-
-    def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        parts: Sequence[Part],
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the logits of the rows to `keep`, [rows, vocab] (0: all; n: the last n; a tensor:
-        these indices). `ids` and `positions` [1, n] are those of all parts."""
         if len(parts) == 1:
             slots, layout = parts[0]
-            return self.forward(ids, positions, dense(layout, self.info), keep, slots)
-        masks = [dense(layout, self.info, chains=True) for _, layout in parts]
-        cache = JointCache(self.info, parts, masks)
+            mask = dense(layout, self.info)
+            return [self.forward(words[:1], words[1:], mask, keep, slots)]
+        cache = JointCache(
+            self.info, parts, [dense(own, self.info, chains=True) for own in layouts]
+        )
         with cache.attended():
-            return self.forward(ids, positions, None, keep, cache)
+            logits = self.forward(words[:1], words[1:], None, keep, cache)
+        return list(logits.split([len(layout.rows) for layout in layouts]))
 
     def forward(
         self,
@@ -131,7 +122,8 @@ class Eager:
         keep: int | torch.Tensor,
         cache: Cache,
     ) -> torch.Tensor:
-        """Call the model's modules; return the logits of the rows to `keep`, see `logits`."""
+        """Call the model's modules; return the logits of the rows to `keep`, [rows, vocab] (0: all;
+        n: the last n; a tensor: these indices). `ids` and `positions` are [1, n]."""
         with self.packed.used():
             out = self.model(
                 input_ids=ids,

@@ -4,25 +4,23 @@ Rounding depends on the order of additions, and libraries choose that order by t
 a tree of 16 nodes rounds differently from 16 single steps. In the CPU kernels the order depends on
 a token's position alone. Attention computes each score alone and adds up values in the order of
 their positions. A tree's slots are not in this order, so the slots of a node's ancestors (`Reach`)
-are gathered. `check_exact` compares a random tree with single steps.
+are gathered. `check_exact` compares a tree with single steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
-from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import ModelInfo
-from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.masks import Layout
+from ouroboros.engine.support import trial_tree
 
-MANY = 1 << 16  # multiplications above which the attention kernel uses several threads
-TEXT, NODES, DEPTH = 14, 12, 4  # of `check_exact`: tokens of the text, nodes and depth of the tree
+TEXT, NODES = 14, 18  # of `check_exact`: tokens of the text, nodes of the tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,22 +37,24 @@ class Reach:
     tails: np.ndarray
     first: np.ndarray
 
-    @cached_property
-    def total(self) -> int:
-        """The sum of the rows' lengths."""
-        return int(self.lengths.sum())
-
-    @cached_property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """The addresses of `lengths`, `straight`, `tails` and `first`, all int64."""
-        arrays = (self.lengths, self.straight, self.tails, self.first)
-        assert all(own.dtype == np.int64 and own.flags.c_contiguous for own in arrays)
-        return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
-
     def of_rows(self, rows: slice) -> Reach:
         """Return the slots that the tokens in `rows` attend to."""
         first = np.ascontiguousarray(self.first[:, rows])
         return Reach(self.lengths[rows], self.straight[rows], self.tails[rows], first)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Reach]) -> Reach:
+        """Return the rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.tails.shape[1] for part in parts)
+        tails = [np.pad(p.tails, ((0, 0), (0, width - p.tails.shape[1]))) for p in parts]
+        lengths, straight = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("lengths", "straight")
+        )
+        first = np.concatenate([part.first for part in parts], axis=1)
+        return cls(lengths, straight, np.concatenate(tails), first)
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
@@ -82,38 +82,6 @@ class Reach:
         return cls(lengths, np.array([*lengths[:before], *straight]), tails, first)
 
 
-def attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    reach: Reach,
-    sliding: bool,
-    scaling: float,
-) -> torch.Tensor:
-    """Attend with float32 queries [n, heads, width] over keys and values [kv_heads, slots, width],
-    each row to the slots in `reach`; return [n, heads, value width]. `sliding`: whether the layer
-    has a sliding window; `scaling`: factor on the scores."""
-    (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
-    keys, values = _rows_together(keys), _rows_together(values)
-    capacities = keys.stride(0) // width, values.stride(0) // out_width
-    out = keys.new_empty(n, heads, out_width)
-    lengths, straight, tails, first = reach.addresses
-    kernels(keys.dtype).attend(
-        n * kv_heads,
-        *(n, heads, kv_heads, width, out_width, *capacities),
-        *(queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
-        *(lengths, straight, tails, reach.tails.shape[1], first + 8 * n * sliding),
-        int(np.float32(scaling).view(np.uint32)),
-        threads=torch.get_num_threads() if reach.total * heads * width > MANY else 1,
-    )
-    return out
-
-
-def _rows_together(tensor: torch.Tensor) -> torch.Tensor:
-    """Return keys or values with each head's slots contiguous in memory; copy only if needed."""
-    return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
-
-
 def is_sliding(layer: int, info: ModelInfo) -> bool:
     """Return whether a layer attends within a sliding window."""
     if info.sliding_window is None or info.layer_types is None:
@@ -122,32 +90,26 @@ def is_sliding(layer: int, info: ModelInfo) -> bool:
 
 
 def check_exact(engine: Eager) -> None:
-    """Check that calls give bitwise identical logits: score a random tree after a text, then feed
-    the text's tokens and the nodes in single steps. Overwrites the first slots. Raises `ValueError`
+    """Check that calls give bitwise identical logits: score a tree after a text, then feed the
+    text's tokens and the nodes in single steps. Overwrites the first slots. Raises `ValueError`
     with the first difference."""
-    info, name = engine.info, type(engine.model).__name__
-    draw = np.random.default_rng(0)
-    length = max(1, min(TEXT, info.max_len - DEPTH - 1))
-    text = [int(token) for token in draw.integers(0, info.vocab_size, length)]
-    tokens, parents, depths = [text[-1]], [-1], [0]
-    while len(tokens) < NODES:
-        parent = int(draw.integers(0, len(tokens)))
-        if depths[parent] < min(DEPTH, info.max_len - length):
-            tokens.append(int(draw.integers(0, info.vocab_size)))
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-    tree = TokenTree(tuple(tokens), tuple(parents))
+    text, name = engine.info.text, type(engine.model).__name__
+    nodes = min(NODES, 6 * len(text) // 5)
+    start = max(0, min(TEXT, len(text) - nodes))
+    tree, _ = trial_tree(text[start:], nodes)
+    depths = tree.depths()
 
     def step(token: int, at: int) -> torch.Tensor:
         return engine.call([(engine.cache, Layout.chain(at, [token]))])[0][0]
 
     try:
         with torch.inference_mode():
-            scored = engine.call([(engine.cache, Layout(0, text[:-1], tree))])[0].clone()
-            for at, token in enumerate(text[:-1]):
+            layout = Layout(0, list(text[:start]), tree)
+            scored = engine.call([(engine.cache, layout)])[0].clone()
+            for at, token in enumerate(text[:start]):
                 step(token, at)
-            for node in sorted(range(len(tree)), key=tree.path_to):  # parents stay in their slots
-                single = step(tree.tokens[node], length - 1 + depths[node])
+            for node in sorted(range(nodes), key=tree.path_to):  # parents stay in their slots
+                single = step(tree.tokens[node], start + int(depths[node]))
                 if not torch.equal(single, scored[node]):
                     error = (single - scored[node]).abs().max().item()
                     raise ValueError(

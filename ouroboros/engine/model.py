@@ -28,7 +28,7 @@ from ouroboros.engine.fused import Fused
 from ouroboros.engine.head import DraftHead, listed_ids, trim_head
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import PackedWeights, forget_packed
+from ouroboros.engine.prepack import PackedWeights
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
@@ -68,8 +68,8 @@ class CachedModel(TreeModel):
     `engine` is one of:
 
     - "auto": on a GPU "static" if the model can be captured, else "eager", with the reason in
-      `engine_reason`; on a CPU "fused" if possible and faster, else "eager" with packed weights for
-      the row counts for which they are faster
+      `engine_reason`; on a CPU "fused" if possible and faster, else "eager" with packed weights if
+      these are faster
     - "static": pad calls to fixed shapes and, on a GPU, replay them as CUDA graphs
     - "tuned": on a GPU "auto" with the kernels of `ouroboros.engine.triton_products`; on a CPU
       "eager"
@@ -107,7 +107,6 @@ class CachedModel(TreeModel):
     def refresh(self) -> None:
         """Read the model again after it has changed: empty the cache, choose the engine, pack the
         weights and discard captured graphs. Errors are those of the class."""
-        forget_packed(self.model)
         self._read_model()
 
     prepack = refresh  # its name in version 0.2
@@ -149,7 +148,7 @@ class CachedModel(TreeModel):
 
     @property
     def packed(self) -> PackedWeights:
-        """The packed weights; `packed.rows` has the row counts for which they are used."""
+        """The prepacked weights."""
         return self.engine.packed
 
     @classmethod

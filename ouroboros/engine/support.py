@@ -28,7 +28,7 @@ from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import LayerShape, ModelInfo, cache_argument, logit_error, tolerance
 from ouroboros.engine.masks import Layout, dense
 
-LENGTH, DECOYS = 60, 6  # tokens of the trial; decoys at the root and half-way
+LENGTH = 60  # tokens of the trial
 TRIAL_WINDOW = 2  # shorter than the trial's sequence
 HALF = (torch.bfloat16, torch.float16)
 HALF_BOUND = 0.25  # `largest_error` allowed between calls of the same modules in half precision
@@ -81,7 +81,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
     with _narrowed(model, info.sliding_window):
         chain = _plausible_text(model, info)
-        tree, cache = trial_tree(chain, info.vocab_size), DynamicCache()
+        (tree, path), cache = trial_tree(chain, 6 * len(chain) // 5), DynamicCache()
         positions = range(len(chain))
         rounded = _logits(model, info, chain, positions, None, cache)
         if not (rounded < torch.inf).all():
@@ -106,7 +106,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
             if dtype in HALF:
                 moved_by = largest_error
                 bound = max(HALF_BOUND, 2 * moved_by(rounded[:, 1:], plain[:, 1:]))
-            error = moved_by(among[:, tree.path_to(len(tree) - 1)][:, 1:], plain[:, 1:])
+            error = moved_by(among[:, path][:, 1:], plain[:, 1:])
             if error < bound:
                 past.crop(-4)
                 for end in (-2, -1):  # two tokens, then one
@@ -129,16 +129,20 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
     return info
 
 
-def trial_tree(chain: Sequence[int], vocab: int) -> TokenTree:
-    """Return a tree with the tokens of `chain` as the path to its last node. Decoys below the root
-    and half-way make slots and positions differ."""
-    tokens, parents, tip = [chain[0]], [-1], 0
-    for place, token in enumerate(chain[1:], start=1):
-        decoys = DECOYS if place in (1, len(chain) // 2) else 0
-        tokens += [*((7 + decoy) % vocab for decoy in range(decoys)), token]
-        parents += [tip] * (decoys + 1)
-        tip = len(tokens) - 1
-    return TokenTree(tuple(tokens), tuple(parents))
+def trial_tree(text: Sequence[int], nodes: int) -> tuple[TokenTree, list[int]]:
+    """Return a tree of `nodes` nodes, and its longest path, which spells the start of the text. A
+    sixth of the nodes are decoys below the root and half-way, so that slots and positions differ.
+
+    >>> trial_tree("abcde", 6)[0].parents, trial_tree("abcde", 6)[1]
+    ((-1, 0, 0, 2, 3, 4), [0, 2, 3, 4, 5])
+    """
+    path, tokens, parents, decoys = list[int](), list[int](), list[int](), nodes // 6
+    siblings = {1: (decoys + 1) // 2, (nodes - decoys) // 2: decoys // 2}
+    for place, token in enumerate(text[: nodes - decoys]):
+        parents += path[-1:] * (1 + siblings.get(place, 0)) or [-1]
+        tokens += [*[text[-1]] * (len(parents) - len(tokens) - 1), token]
+        path.append(len(tokens) - 1)
+    return TokenTree(tuple(tokens), tuple(parents)), path
 
 
 def _plausible_text(model: PreTrainedModel, info: ModelInfo) -> tuple[int, ...]:

@@ -7,8 +7,6 @@ which bfloat16 rounds coarsely.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ouroboros.core.tree import TokenTree
@@ -17,6 +15,7 @@ from ouroboros.engine.eager import Eager
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import Static
+from ouroboros.engine.support import trial_tree
 
 TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
 
@@ -34,10 +33,10 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
     if layers is not None and not layers.compiled:
         return "its decoder layers were not found"
     try:
-        for nodes in (size for size in TRIAL_NODES if size * 3 // 4 + 3 <= info.max_len):
+        for nodes in (size for size in TRIAL_NODES if size - size // 6 + 2 <= info.max_len):
             for first in (0, 1):
                 text = [info.text[(first + at) % len(info.text)] for at in range(nodes + 1)]
-                tree, path = _branched(text[1:])
+                tree, path = trial_tree(text[1:], nodes)
                 found, expected = (
                     _after_one(own, text[0], tree)[path] for own in (engine, reference)
                 )
@@ -49,19 +48,6 @@ def why_different(engine: Eager, reference: Eager) -> str | None:
         reference.cache.set_length(0)
         engine.forwards = reference.forwards = 0
     return None
-
-
-def _branched(text: Sequence[int]) -> tuple[TokenTree, list[int]]:
-    """Return a tree of as many nodes as `text` has tokens, and its longest path, which spells
-    the start of the text. Every fourth node is a decoy, another child of the path's last node."""
-    path: list[int] = []
-    tokens, parents = list[int](), list[int]()
-    for node in range(len(text)):
-        parents.append(path[-1] if path else -1)
-        tokens.append(0 if node % 4 == 1 else text[len(path)])
-        if node % 4 != 1:
-            path.append(node)
-    return TokenTree(tuple(tokens), tuple(parents)), path
 
 
 def _after_one(engine: Eager, token: int, tree: TokenTree) -> torch.Tensor:

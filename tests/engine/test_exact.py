@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from architectures import SUPPORTED, config_of
@@ -14,9 +15,10 @@ from tiny import RandomDrafter, build, llama, mostly_slow, noisy, prompt_of, ran
 
 from ouroboros import CachedModel, Ouroboros, TokenTree, decode
 from ouroboros.core.select import Argmax, Sampler
-from ouroboros.engine.exact import Reach, attend, check_exact
+from ouroboros.engine import cpu_kernels
+from ouroboros.engine.exact import Reach, check_exact
+from ouroboros.engine.fused import Fused
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import Packed
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -64,6 +66,19 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int, **
 def test_a_node_has_the_bits_of_single_steps(name, dtype, head_dim, trees, nodes) -> None:
     other = {"head_dim": head_dim} if head_dim else {}
     assert different_nodes(name, dtype, trees, nodes=nodes, **other) == 0
+
+
+def attend(queries, keys, values, reach: Reach, windowed: bool, scaling: float) -> torch.Tensor:
+    """Attend as the kernel does: all work items in turn."""
+    (n, heads, _), kv_heads = queries.shape, len(keys)
+    out = keys.new_empty(n, heads, values.shape[-1])
+    kind = torch.uint16 if keys.dtype == torch.bfloat16 else keys.dtype
+    keys, values, bits = (part.contiguous().view(kind).numpy() for part in (keys, values, out))
+    first = reach.first[int(windowed)]
+    slots = first, reach.lengths, reach.straight, reach.tails, np.float32(scaling), bits
+    for item in range(cpu_kernels._items(n, heads, kv_heads)):
+        cpu_kernels._attend(item, kv_heads, queries.numpy(), keys, values, *slots)
+    return out
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -154,17 +169,18 @@ def test_long_contexts_and_many_rows_are_exact() -> None:
 
 
 def test_the_check_at_load_finds_rows_that_round_otherwise(monkeypatch) -> None:
-    target = exact(llama(dtype=torch.float32, hidden_size=256))
-    plain = Packed.multiply
-    shaken = lambda own, rows, bias: plain(own, rows, bias) * (1 + 1e-6 * (len(rows) > 1))  # noqa: E731
-    monkeypatch.setattr(Packed, "multiply", shaken)
-    target.engine.table = None  # one kernel for all layers would not call it
+    target, plain = exact(llama(dtype=torch.float32)), Fused._by_kernel
+    monkeypatch.setattr(
+        Fused,
+        "_by_kernel",
+        lambda own, ids, *rest: plain(own, ids, *rest) * (1 + 1e-6 * (len(ids) > 1)),
+    )
     with pytest.raises(ValueError, match="is not exact: the logits after node"):
         check_exact(target.engine)
 
 
 @pytest.mark.slow
-def test_attention_is_exact_on_a_processor_without_avx512(tmp_path):
+def test_calls_are_exact_on_a_processor_without_avx512(tmp_path):
     code = (
         "import llvmlite.binding as binding, pytest, sys\n"
         "known = binding.get_host_cpu_features()\n"
@@ -172,7 +188,8 @@ def test_attention_is_exact_on_a_processor_without_avx512(tmp_path):
         "binding.get_host_cpu_features = lambda: known\n"
         "from ouroboros.engine import cpu_intrinsics\n"
         "assert cpu_intrinsics.LANES == 8\n"
-        f"sys.exit(pytest.main(['-qm', '', '-k', 'attention_gives', {__file__!r}]))\n"
+        "kinds = 'attention_gives or (single_steps and 4-20)'\n"
+        f"sys.exit(pytest.main(['-qm', '', '-k', kinds, {__file__!r}]))\n"
     )
     features = ",".join(f"+{name}" for name in ("avx", "avx2", "fma", "bmi", "bmi2", "f16c"))
     machine = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features}

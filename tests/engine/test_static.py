@@ -23,9 +23,7 @@ from ouroboros.engine.attention import KERNEL_NAME
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.engine_choice import select_engine
-from ouroboros.engine.masks import Layout
 from ouroboros.engine.static import NODES, Static
-from ouroboros.engine.trial import why_different
 from ouroboros.engine.triton_attention import HEAD
 from ouroboros.integrations.generate import token_selector
 
@@ -271,25 +269,6 @@ def test_a_replayed_ranking_is_the_ranking(graphed, choose):
             numpy.testing.assert_allclose(own, right)
     assert len(cached.engine._choices) == len(NODES)
     assert len(Graph.streams) == 1
-
-
-def test_an_engine_that_answers_otherwise_is_found_out(graphed):
-    model = llama()
-    cached = CachedModel(model, engine="eager")
-    eager, static = cached.engine, Static(model, cached.engine.info, cached.cache)
-    assert why_different(static, eager) is None
-    stale = graphed(model).engine
-    layout = Layout(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1)))
-    answers = stale.call([(stale.cache, layout)])[0].clone()
-    stale.call = lambda *_: [answers]
-    assert "standard deviations" in why_different(stale, eager)
-
-    def fails(*_):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    stale.call = fails
-    assert why_different(stale, eager) == "operation not permitted when stream is capturing"
-    assert cached.cache.length == 0
 
 
 def test_an_unknown_engine_is_refused():

@@ -1,13 +1,16 @@
 """Trial calls on a model with massive activations, as real models have."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from tiny import llama
 
-from ouroboros import CachedModel
+from ouroboros import CachedModel, TokenTree
 from ouroboros.engine.cache import tolerance
 from ouroboros.engine.fused import Fused
-from ouroboros.engine.trial import _branched, why_different
+from ouroboros.engine.trial import why_different
 
 HALF = torch.bfloat16
 
@@ -32,25 +35,39 @@ def test_the_models_own_rounding_is_the_unit_of_trials():
         assert "the CPU kernels run" in facts["fallback"]
 
 
-def test_a_trials_tree_spells_a_text_among_decoys():
-    tree, path = _branched(range(1, 9))
-    assert path == tree.path_to(7) == [0, 2, 3, 4, 6, 7]
-    assert [tree.tokens[node] for node in path] == [1, 2, 3, 4, 5, 6]
-    assert (tree.parents[1], tree.parents[5]) == (0, 4)
+def after_the_first_node(call, parts):
+    (logits,) = call(parts)
+    logits[1:] = logits[1:].flip(1)
+    return [logits]
 
 
-def test_an_engine_that_is_wrong_after_the_first_node_is_refused():
-    reference, wrong = (CachedModel(llama(), engine="eager").engine for _ in range(2))
-    assert why_different(wrong, reference) is None
-    call = wrong.call
+def of_other_tokens(call, parts):
+    """As of a graph that replays the inputs of its capture."""
+    ((slots, layout),) = parts
+    tree = TokenTree((1,) * len(layout.tree), layout.tree.parents)
+    return call([(slots, layout._replace(tree=tree))])
 
-    def other(parts):
-        (logits,) = call(parts)
-        logits[1:] = logits[1:].flip(1)
-        return [logits]
 
-    wrong.call = other
-    assert "its logits are off by" in why_different(wrong, reference)
+def failing(call, parts):
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (None, None),
+        (after_the_first_node, "its logits are off by .* standard deviations"),
+        (of_other_tokens, "its logits are off by .* standard deviations"),
+        (failing, "operation not permitted when stream is capturing"),
+    ],
+)
+def test_an_engine_that_answers_otherwise_is_found_out(other, reason):
+    """In static calls, which pad, there is nothing to be found."""
+    engines = [CachedModel(llama(), engine=name).engine for name in ("static", "eager")]
+    if other:
+        engines[0].call = partial(other, engines[0].call)
+    found = why_different(*engines)
+    assert found is reason if reason is None else re.fullmatch(reason, found)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float16), ids=str)
