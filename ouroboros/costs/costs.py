@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,7 +204,7 @@ class Costs:
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
-        """Return median costs of timed samples, pooled over all contexts.
+        """Return mean costs of timed samples, pooled over all contexts.
 
         First steps include the prefill and are used for `prefill_ms` only. Raises `ValueError` if
         no step was timed, and for samples of batches.
@@ -218,15 +218,15 @@ class Costs:
                 "sequence: give a run with batch_size=1"
             )
         context = max(s.prompt_tokens + len(s.new_tokens) for s in samples)
-        verify = _medians((step.scored, step.verify_s) for _, step in later)
-        host = _medians((name, step.host_s) for name, step in later)
-        host |= _medians(("", step.host_s) for _, step in later)
+        verify = _means((step.scored, step.verify_s) for _, step in later)
+        host = _means((name, step.host_s) for name, step in later)
+        host |= _means(("", step.host_s) for _, step in later)
         drafting = [step for _, step in later if step.draft_calls]
-        by_nodes = _medians((draft_nodes(s), s.draft_s / s.draft_calls) for s in drafting)
+        by_nodes = _means((draft_nodes(s), s.draft_s / s.draft_calls) for s in drafting)
         draft = Surface({context: by_nodes}) if drafting else None
         first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
-        prefill = max(0.0, median(first) - verify[min(verify)])
-        tokens = median(s.prompt_tokens for s in samples if s.steps and s.steps[0].scored)
+        prefill = max(0.0, mean(first) - verify[min(verify)])
+        tokens = mean(s.prompt_tokens for s in samples if s.steps and s.steps[0].scored)
         return cls(Surface({context: verify}), draft, host, prefill, prefill_tokens=tokens)
 
     def draft_ratio(self, context: int | None = None) -> float | None:
@@ -377,9 +377,9 @@ def _spread(surfaces: Iterable[Surface]) -> float:
     )
 
 
-def _medians(pairs: Iterable[tuple[Any, float]]) -> dict:
-    """Return each key's median in milliseconds, given (key, seconds) pairs; sorted by key."""
+def _means(pairs: Iterable[tuple[Any, float]]) -> dict:
+    """Return each key's mean in milliseconds, given (key, seconds) pairs; sorted by key."""
     seconds: dict = defaultdict(list)
     for key, value in pairs:
         seconds[key].append(value)
-    return {key: 1e3 * median(seconds[key]) for key in sorted(seconds)}
+    return {key: 1e3 * mean(seconds[key]) for key in sorted(seconds)}

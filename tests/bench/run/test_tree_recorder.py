@@ -4,8 +4,7 @@ import random
 
 from bench_models import tiny_pair
 
-from ouroboros.bench.run.tree_recorder import ProposedTree
-from ouroboros.bench.run.tree_recorder import Recorder
+from ouroboros.bench.run.tree_recorder import ProposedTree, Recorder
 from ouroboros.core.tree import TokenTree
 from ouroboros.decode import RootOnly, decode
 
