@@ -49,7 +49,7 @@ tasks() {
 }
 task() { # task NAME FILE OPTIONS...
   [ -z "$2" ] || have "$2" && both "tasks/$1" "task=$1" ${2:+"task.path=$DATA/$2"} "${@:3}" task.limit=20 \
-    max_new=256 "decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_hybrid,ouroboros]"
+    max_new=256 "decoder=[greedy,speculative,prompt_lookup,suffix_decoding,suffix_hybrid,ouroboros,ouroboros_text]"
 }
 
 # Decoders without a draft model, 20 prompts of HumanEval. 2 runs of 5 minutes.
