@@ -35,7 +35,8 @@ class LlamaCpp:
             ) from error
         if not path or not Path(path).is_file():
             raise ValueError(
-                f"decoder.llama_cpp.path={path} is no file: write it with scripts/save_standin.py"
+                f"decoder.llama_cpp.path={path} is not a file: write one with "
+                "scripts/save_standin.py --gguf"
             )
         threads = torch.get_num_threads()
         self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None

@@ -102,7 +102,7 @@ def predict(
     choose: TokenSelector | TopKRecorder,
 ) -> Generator[Request, torch.Tensor, list[int]]:
     """Score a tree; return the token that `choose` selects after each node (-1 for nodes without
-    logits). Takes one model call and one device-to-host copy."""
+    logits). Takes one model call, which `alone` or `jointly` makes, and one copy to the host."""
     logits = yield Request(model, sequence, tokens, tree)
     started = time.perf_counter()
     rows = choose(logits, tokens, tree)

@@ -1,7 +1,7 @@
 """The decoding loop: propose, score, match, accept, observe.
 
 Every decoder is this loop with its own drafter. Drafters that draft with a small model run the same
-loop on that model. Only this module applies end-of-sequence and length rules.
+loop on that model. Of our own decoders, only this loop applies end-of-sequence and length rules.
 
 A step is a generator that yields its model calls (see `ouroboros.calls`). So several sequences can
 share calls (`together`), while a single sequence runs the same code (`stream`).

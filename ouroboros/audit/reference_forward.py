@@ -1,6 +1,6 @@
 """Score text with transformers' own forward pass, without this library's cache, masks or attention.
 
-The reference of an audit must not share code with the decoders that it checks.
+It must not use the cache, masks or attention of the decoders that it checks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from os import PathLike
 from types import NoneType
-from typing import Any
 
 TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
@@ -108,10 +107,3 @@ def check_whole(name: str, value: object, *, least: int = 1, null: bool = False)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
         raise ValueError(f"{name}={value}: {remedy}")
-
-
-def check_sizes(name: str, sizes: Any) -> None:
-    """Raise `ValueError` unless `sizes` is a non-empty list of whole numbers above 0."""
-    listed = isinstance(sizes, list | tuple) and len(sizes) > 0
-    if not listed or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -190,16 +190,14 @@ class Costs:
         return cls(best[0], draft_calls, reading_ms=reading, about=about, **floors)
 
     @classmethod
-    def measure_grid(
-        cls, models: Sequence[CachedModel], *, on_visit: Callable[[], object] = lambda: None, **grid
-    ) -> Costs:
+    def measure_grid(cls, models: Sequence[CachedModel], **grid) -> Costs:
         """Time calls of a target and an optional draft (`models`, in this order) at every tree size
-        and context; measure their bytes and this machine's memory bandwidth. `on_visit` and `grid`
-        are arguments of `timing.time_calls`."""
+        and context; measure their bytes and this machine's memory bandwidth. `grid` are arguments
+        of `timing.time_calls`."""
         from ouroboros.costs import timing
 
         floors: dict[str, Any] = timing.floors(models)
-        surfaces: list[Any] = timing.time_calls(models, on_visit=on_visit, **grid)
+        surfaces: list[Any] = timing.time_calls(models, **grid)
         return cls(*surfaces, **floors)
 
     @classmethod

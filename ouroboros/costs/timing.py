@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -43,17 +43,16 @@ def time_calls(
     repeats: int = 3,
     seed: int = 0,
     limit_s: float = math.inf,
-    on_visit: Callable[[], object] = lambda: None,
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return a `Surface` of medians for each model.
 
     `models` are a target and an optional draft. In each of `visits` rounds, every tree size is
-    timed `repeats` times at every context, and twice as often for the draft; `on_visit` is called
-    after each context. No round begins after `limit_s` seconds. Each size has one untimed warm-up
-    call. A context is the number of tokens of the sequence, including the tree's root. There is no
-    prefill: times do not depend on the values in the cache. If an engine pads trees and all its
-    sizes up to the largest are timed, the surface is `padded`. Empties the models' caches. Raises
-    `ValueError` if a context and tree exceed a model's positions.
+    timed `repeats` times at every context, and twice as often for the draft. No round begins after
+    `limit_s` seconds. Each size has one untimed warm-up call. A context is the number of tokens of
+    the sequence, including the tree's root. There is no prefill: times do not depend on the values
+    in the cache. If an engine pads trees and all its sizes up to the largest are timed, the surface
+    is `padded`. Empties the models' caches. Raises `ValueError` if a context and tree exceed a
+    model's positions.
     """
     draw, started = random.Random(seed), time.perf_counter()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -95,7 +94,6 @@ def time_calls(
                     for model, size in zip((target, *draft, *draft), step, strict=False):
                         own = call_ms(model, sequences[model], size, context)
                         times[model, context, size].append(own)
-            on_visit()
     surfaces = []
     for model in models:
         model.empty()

@@ -16,14 +16,14 @@ class Arm(IntEnum):
 
 DECAY = 0.97  # factor on earlier steps at each new one
 PRIOR = {Arm.TEXT: 1.3, Arm.DRAFT: 1.75}  # tokens per cost that are assumed at first
-WEIGHT = 4.0  # the cost for which that assumption counts
+WEIGHT = 4.0  # weight of that assumption, as a cost
 CARRIED = 12.0  # earlier prompts count for at most this much cost
 GAIN, GAIN_STEPS = 0.25, 60.0  # assumed gain of a step with draft calls, and its weight in steps
 NEW_STEPS = 12.0  # weight of that gain in a new prompt: prompts differ much from each other
 GAIN_DECAY = 0.995  # factor on earlier such steps at each new one
 PLAIN_RATE = 0.95  # of plain steps; a little less than 1, because planning alone costs little
 TRIAL_STEPS = 4
-TRIAL_SHARE, FIRST_LOSS = 0.01, 2.0  # trials may lose this share of all cost, and this cost
+TRIAL_SHARE, FIRST_LOSS = 0.01, 2.0  # trials may lose this share of all cost, plus this
 
 
 class Outcome(NamedTuple):
@@ -49,7 +49,7 @@ class Arms:
         self._cost = dict.fromkeys(PRIOR, WEIGHT)
         self._overall = GAIN * GAIN_STEPS, GAIN_STEPS  # gain and steps of all prompts
         self._gain, self._steps = GAIN * NEW_STEPS, NEW_STEPS
-        self._beside = Outcome(PRIOR[Arm.TEXT] * WEIGHT, WEIGHT)  # the text's, in such steps
+        self._beside = Outcome(PRIOR[Arm.TEXT] * WEIGHT, WEIGHT)  # text alone, in draft steps
         self._spent, self._lost, self._trial = 0.0, -FIRST_LOSS, 0
 
     def begin_prompt(self) -> None:
@@ -79,7 +79,7 @@ class Arms:
 
     def pays(self, price: float, steps: float) -> bool:
         """Return whether the draft model is worth `price`, the cost of reading the prompt, if
-        `steps` steps will call it; or whether that is affordable as a trial."""
+        `steps` steps will call it; or else whether a trial is affordable, and charge the trial."""
         if self._gain <= 0.0:
             affordable = self._affords(price)
             self._lost += price if affordable else 0.0

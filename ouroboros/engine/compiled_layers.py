@@ -61,7 +61,7 @@ OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "comb
 
 
 class Swap(NamedTuple):
-    """The two modules of attribute `owner.name`: the model's (`plain`), and `other` in calls."""
+    """The model's module at `owner.name` (`plain`), and the one that replaces it during calls."""
 
     owner: nn.Module
     name: str
@@ -223,7 +223,7 @@ def fuse_projections(layer: nn.Module, kernel: Any = None) -> list[Swap]:
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
     """Return one buffer with the values of all weights; turn the weights into views of it, unless
-    they are already, as after another wrapper of the model."""
+    another wrapper of the model has done so."""
     if len(weights) == 1:
         return weights[0]
     first, rows = weights[0].data, sum(map(len, weights))

@@ -166,8 +166,8 @@ class CachedModel(TreeModel):
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
         quantization_config="int8" or "auto" (see `quantise`). For `max_len` and `engine`, see the
-        class. A number `draft_head` takes the first ids of the model's head_ids.json, if it has
-        this file; "auto" takes all ids of the file, without it the whole head.
+        class. If `draft_head` is a number, the draft scores that many of the first ids in the
+        model's head_ids.json, if it has this file; "auto": all ids of the file, without it all.
 
         A model that transformers quantises is loaded directly to `device`, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.

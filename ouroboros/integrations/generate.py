@@ -90,7 +90,7 @@ class Generated(GenerateDecoderOnlyOutput):
 
     @property
     def calls(self) -> int:
-        """Number of steps of all rows. Each takes one target call, which rows of a batch share."""
+        """Number of target calls; a call that n rows share counts n times."""
         return sum(len(trace.steps) for trace in self.traces or ())
 
     @property
@@ -138,8 +138,8 @@ def generate(
     - `seed`: row i samples with `seed` + i, so give calls with n rows seeds that are n apart; None
       draws the seeds from torch's generator.
     - `stopping_criteria`: each is called with one row after each new token. In a batch, every row
-      after the first uses shallow copies of them. A row that ends is padded; without an
-      end-of-sequence id, transformers fills it with further tokens.
+      after the first uses shallow copies of them. A row that has ended is padded;
+      transformers does so only if there is an end-of-sequence id.
     - `streamer`: a streamer, or a list of one per row.
     - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
       temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,

@@ -48,8 +48,8 @@ class Mark:
 
 
 SOURCES: dict[str, tuple[Mark, str]] = {
-    "draft": (Mark(BLUE), "the draft model's first choice"),
-    "judged": (Mark(PURPLE, hatch="//"), "phrase token scored by the draft model"),
+    "draft": (Mark(BLUE), "a token that the draft model ranked high"),
+    "judged": (Mark(PURPLE, hatch="//"), "phrase or recycled token, ranked by the draft model"),
     "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "phrase from the text or the pool"),
     "suffix": (Mark(ORANGE, line="dashed", hatch="//"), "pool phrase appended to the draft"),
     "pool": (Mark(ORANGE, hatch="xx"), "lookahead's verified phrase"),
@@ -62,7 +62,8 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "padding": (Mark("#e4e4e4", line="none"), "makes the call faster, never accepted"),
     "unknown": (Mark("#e4e4e4", line="none", hatch=".."), "not reported by this engine"),
 }
-"""By token source: its mark and its meaning. All n-grams of the text and of pools are orange."""
+"""By token source: its mark and its meaning. N-grams of the text and of pools are orange, unless
+the draft model ranked them."""
 
 
 def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
@@ -116,7 +117,7 @@ def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def legend_above(figure: Figure) -> None:
-    """Move the first panel's legend above all panels, at most as wide as the figure."""
+    """Draw the first panel's legend above all panels, at most as wide as the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     columns = max(1, 66 // (5 + max(map(len, labels), default=0)))
     figure.legend(handles, labels, loc="outside upper left", ncols=columns)

@@ -1,17 +1,23 @@
-"""The results folder of a run. A killed run loses only the samples being decoded.
+"""A results folder: the files of one run. A killed run loses only the samples being decoded.
 
-run.json the resolved config, versions, machine, and whether the run is finished samples.jsonl one
-line per (prompt, decoder, repeat), flushed when its sequence ends prompts.jsonl the prompts that a
-chat template rendered failures.jsonl the tracebacks of failed samples scores.jsonl one line per
-scored sample audit.jsonl the verdict on each completion, a line per prompt and repeat; audit.md as
-text predictions.jsonl, trees.jsonl recorded predictions and draft trees costs.json the call costs
-that decoders plan with tokenizer.json.gz, pool-*.json the target's tokenizer; phrase pools between
-prompts summary.json, summary.md, speedup.png, calls.png made by the report from the files above
+    run.json        the resolved config, versions, machine, and whether the run is finished
+    samples.jsonl   one line per (prompt, decoder, repeat), flushed when its sequence ends
+    prompts.jsonl   the prompts that a chat template rendered, if any
+    failures.jsonl  the traceback of each failed sample, if any failed
+    scores.jsonl    one line per scored sample
+    audit.jsonl     one line per prompt and repeat: the verdict on each completion
+    predictions.jsonl   the target's prediction at every node, if the run records them for replays
+    trees.jsonl     the draft trees of decoders that estimate node probabilities
+    costs.json      the call costs measured with the run, or given to it, if any
+    tokenizer.json.gz   the target's tokenizer, for a report, if the target is a folder
+    pool-*.json     the phrase pools that decoders carry from prompt to prompt
+    audit.md        the verdicts as text
+    summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
 
 Invariants: .jsonl files only grow, and each line is flushed to disk. An incomplete last line is
 never read, and is dropped before the next append. Of two samples with the same key the later one
 counts. One process writes at a time and holds the lock (`locked`). Finished .jsonl files may be
-gzipped: these are read, but not appended to.
+gzipped (.jsonl.gz): these can be read but not appended to.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def changes(old: Mapping, new: Mapping) -> str:
     both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
-        order = list(run.get("config", {}).get("decoder", ()))  # conversations continue the first
+        order = list(run.get("config", {}).get("decoder", ()))  # turns continue the first's
         (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
         values = {str(name).removeprefix("config."): value for name, value in values.items()}
         values = {name: v for name, v in values.items() if not str(name).endswith(".fallback")}
@@ -112,7 +112,7 @@ def provenance() -> dict:
 
 
 def git_state(folder: Path) -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that contains `folder`, whatever changed in
+    """Return {"commit", "dirty"} of the checkout that contains `folder`, ignoring changes in
     results/; None if there is none."""
     command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch"]
     command += ["--", ":/", ":(top,exclude)results"]
@@ -125,8 +125,8 @@ def git_state(folder: Path) -> dict | None:
 
 @contextmanager
 def other_load(record: dict) -> Iterator[None]:
-    """Record in a run's `record` how much of this process's CPUs other programs use meanwhile,
-    in percent (of a resumed run the maximum)."""
+    """Record in a run's `record` the share of this process's CPUs, in percent, that other programs
+    use in the meantime (of a resumed run, the largest)."""
     _cpu_percent()
     began_s, own_s = time.perf_counter(), time.process_time()
     try:

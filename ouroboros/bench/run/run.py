@@ -1,7 +1,10 @@
 """Run a benchmark, from its config to its results folder: load, measure, score, audit.
 
-config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
-run(config, progress=True).folder.load_samples()
+    config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
+    result = run(config, progress=True)
+    result.folder.load_samples()
+
+A run that was interrupted resumes when it is called again with the same `results_dir`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ Say = Callable[[str], object]
 @dataclass(frozen=True)
 class RunResult:
     """A run's folder, and `bench`, its loaded models and decoders. `finished` is False if the
-    run or its audit was interrupted, `first` in all processes of a parallel run but rank 0."""
+    run or its audit was interrupted, `first` in every process but rank 0 of a parallel run."""
 
     folder: ResultsFolder
     bench: Bench

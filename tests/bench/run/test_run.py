@@ -104,7 +104,7 @@ def test_ctrl_c_in_the_audit_is_no_finished_run(config, monkeypatch, error):
 
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="no oneDNN for this processor",
+    reason="no packed weights on this processor",
 )
 @pytest.mark.parametrize("engine", ["fused", "eager"])
 def test_a_resumed_run_calls_the_models_as_it_began(config, monkeypatch, engine):
