@@ -14,6 +14,7 @@ from ouroboros.core.processors import Processed
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, decode, proposed
 from ouroboros.drafters.arms import Arms
+from ouroboros.drafters.ouroboros import cost_table
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.integrations.generate import token_selector
@@ -256,3 +257,16 @@ def test_what_outlives_a_prompt(pair):
     loaded = Ouroboros(pair[1], pool_state="loaded", pool=drafter.state_dict(), adapt=False)
     counts = [len(decode(pair[0], loaded, prompt, max_new=40).steps) for _ in range(2)]
     assert counts[0] == counts[1] < steps["cold"][0] and not loaded.carries_state
+
+
+@pytest.mark.parametrize(
+    ("measured", "counted"),
+    [
+        ({1: 8.0, 2: 8.2, 4: 8.6}, [8.0, 8.2, 8.4, 8.6]),
+        ({1: 20.0, 2: 8.2, 4: 8.6}, [10.66, 8.2, 8.4, 8.6]),
+        ({1: 3.0, 2: 8.2, 4: 8.6}, [7.45, 8.2, 8.4, 8.6]),
+        ({1: 3.0, 2: 3.1, 4: 8.6}, [6.46, 7.11, 7.82, 8.6]),
+    ],
+)
+def test_calls_timed_while_other_programs_ran_are_bounded(measured, counted):
+    assert cost_table(Surface.flat(measured), 100) == pytest.approx(counted, abs=0.01)
