@@ -19,8 +19,7 @@ from ouroboros.costs import Costs
 from ouroboros.drafters.draft_tree.grow import CALL_FACTOR
 from ouroboros.drafters.draft_tree.state import SIZES
 
-HOST_MS = 0.12  # default host time per sequence and step with draft calls, beyond plain decoding's
-TEXT_SHARE = 0.25  # of it, in a step that drafts from the text alone
+HOST_MS = 0.15  # default host time per step and sequence beyond plain decoding's
 
 
 class JointCosts:
@@ -96,7 +95,7 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     worth = np.cumsum(every) - joint.size * rate * (calls[1:] - 1)
     best = int(worth.argmax()) + 1 if len(every) else 0
     drafting_ms = max(row.drafting_ms for row in rows)
-    planning = joint.size * rate * len(rows) * TEXT_SHARE * joint.host_ms / joint.plain_ms
+    planning = joint.size * rate * len(rows) * joint.host_ms / joint.plain_ms
     if best and worth[best - 1] <= (0.0 if drafting_ms else planning):
         best = 0
     sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]

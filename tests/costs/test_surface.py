@@ -104,6 +104,8 @@ def test_costs_are_the_means_of_later_steps():
     plain, wide = (step(1, 2, draft_s=s, draft_scored=n) for s, n in ((0.004, 2), (0.01, 40)))
     costs = Costs.of_samples([sample(first, plain, wide)])
     assert costs.draft is not None and costs.draft.ms[6] == pytest.approx({1: 2.0, 20: 5.0})
+    slow = [sample(replace(first, verify_s=s), plain) for s in (0.2, 0.3, 0.7)]
+    assert Costs.of_samples(slow).prefill_ms == pytest.approx(400.0 - 1e3 * plain.verify_s)
     with pytest.raises(ValueError, match="no timed steps"):
         Costs.of_samples([sample(first)])
     with pytest.raises(ValueError, match="give a run with batch_size=1"):
