@@ -38,7 +38,10 @@ READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 PLANNED = 5.0  # prior: steps with a planned draft call in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
-SMALL, RISE = 3, 1.1  # a call of up to SMALL nodes takes at least 1 / RISE of one with a node more
+SMALL, RISE = (
+    3,
+    0.1,
+)  # a node more than up to SMALL adds at most RISE of a call, or as much as others
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
@@ -282,13 +285,15 @@ def default_costs(draft: CachedModel | None) -> str:
 
 def cost_table(surface: Surface, context: float) -> list[float]:
     """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
-    beyond the longest known one counts as the longest. Calls
-    that were measured while other programs ran may differ by more than nodes cost: a call counts
-    as at most DIP times a larger one, and a small one as at least 1 / RISE of the next larger.
+    beyond the longest known one counts as the longest. Calls that were measured while other
+    programs ran may differ by more than nodes cost. So a call counts as at most DIP times a larger
+    one, and in small calls a node adds at most RISE of the call, or what it adds to larger calls.
     """
     largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
     ms = surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms)))
     ms = np.minimum(ms, DIP * np.minimum.accumulate(ms[::-1])[::-1])
-    for at in range(min(SMALL, len(ms) - 1) - 1, -1, -1):
-        ms[at] = max(ms[at], ms[at + 1] / RISE)
+    if largest > SMALL + 1:
+        each = (ms[-1] - ms[SMALL]) / (largest - SMALL - 1)
+        for at in range(SMALL - 1, -1, -1):
+            ms[at] = max(ms[at], ms[at + 1] - max(each, RISE * ms[at + 1]))
     return ms.tolist()

@@ -262,11 +262,12 @@ def test_what_outlives_a_prompt(pair):
 @pytest.mark.parametrize(
     ("measured", "counted"),
     [
-        ({1: 8.0, 2: 8.2, 4: 8.6}, [8.0, 8.2, 8.4, 8.6]),
-        ({1: 20.0, 2: 8.2, 4: 8.6}, [10.66, 8.2, 8.4, 8.6]),
-        ({1: 3.0, 2: 8.2, 4: 8.6}, [7.45, 8.2, 8.4, 8.6]),
-        ({1: 3.0, 2: 3.1, 4: 8.6}, [6.46, 7.11, 7.82, 8.6]),
+        ({1: 8.0, 2: 8.2, 8: 9.4}, [8.0, 8.2, 8.4, 8.6]),
+        ({1: 20.0, 2: 8.2, 8: 9.4}, [10.66, 8.2, 8.4, 8.6]),
+        ({1: 3.0, 2: 8.2, 8: 9.4}, [7.38, 8.2, 8.4, 8.6]),
+        ({1: 3.0, 3: 3.2, 4: 8.6, 8: 9.4}, [6.27, 6.97, 7.74, 8.6]),
+        ({1: 1.0, 64: 64.0}, [1.0, 2.0, 3.0, 4.0]),
     ],
 )
 def test_calls_timed_while_other_programs_ran_are_bounded(measured, counted):
-    assert cost_table(Surface.flat(measured), 100) == pytest.approx(counted, abs=0.01)
+    assert cost_table(Surface.flat(measured), 100)[:4] == pytest.approx(counted, abs=0.01)
