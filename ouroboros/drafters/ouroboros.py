@@ -41,7 +41,7 @@ DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute 
 SMALL, RISE = (
     3,
     0.1,
-)  # a node more than up to SMALL adds at most RISE of a call, or as much as others
+)  # up to SMALL nodes, one more adds at most RISE of a call, or what it adds later
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 

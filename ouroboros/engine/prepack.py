@@ -38,7 +38,8 @@ FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
 TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
 DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
-CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
+CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time,
+TIMINGS = 3  # in each of so many timings: on a busy machine one may say anything
 Unit = tuple[nn.Linear | Int8Linear, ...]
 """Layers with the same input that share one packed weight, or a single layer."""
 
@@ -158,10 +159,12 @@ def prepack_linears(
     plain = [unit for unit in units if packed[unit].scale is None]
     if timed and plain and (size >= TIMED_BYTES or not every):  # times of small ones are noise
         some = plain[:: size // max(1, TIMED_BYTES) | 1]  # an odd step, to sample all shapes
-        plain_ms, packed_ms = _time_both({unit: packed[unit] for unit in some})
         spared = every * sum(map(len, some)) * len(ROWS) * DISPATCH_MS
-        if sum(plain_ms) + spared < CLEARLY * sum(packed_ms):
-            return PackedWeights()
+        for _ in range(TIMINGS):
+            plain_ms, packed_ms = map(sum, _time_both({unit: packed[unit] for unit in some}))
+            if plain_ms + spared >= CLEARLY * packed_ms:
+                return packed
+        return PackedWeights()
     return packed
 
 
