@@ -114,7 +114,13 @@ class Ouroboros:
         self._times = StepTimes() if adapt else None
         self._arms, self._arm = Arms(), Arm.PLAIN
         self._ranking = TopKRecorder(argmax, RANKS)
-        self._cost_contexts: tuple[int, ...] = ()
+        self._tables: list[list[float]] = []  # costs at load for the sequence's length
+        self._tables_until = 0  # length up to which they hold
+        states = self.grower.states
+        self._outcomes = {
+            name: (states[f"{name}_tokens"], states[f"{name}_cost"])
+            for name in ("step", "text", "drafted")
+        }
         self._batch_size = self._step = 1
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
@@ -139,7 +145,8 @@ class Ouroboros:
         elif self.pool_state == "cold":
             self.grower.forget()
         self._ranking = TopKRecorder(choose, RANKS)
-        self._cost_contexts, self._proposed, self._started = (), None, False
+        self._tables, self._tables_until = [], 0
+        self._proposed, self._started = None, False
         if self._times is None:
             self._arms = Arms()
             self.grower.state.calibration[:] = 0.0
@@ -152,7 +159,7 @@ class Ouroboros:
         """Set the number of sequences that share the calls of the next step, and its number."""
         self._step = number
         if size != self._batch_size:
-            self._batch_size, self._cost_contexts = size, ()
+            self._batch_size, self._tables_until = size, 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree that maximizes expected gain minus cost, at most `budget` - 1 deep; the
@@ -210,7 +217,7 @@ class Ouroboros:
 
     def observe_step(self, record: StepRecord) -> None:
         """Learn from the step's times and tokens."""
-        if self._batch_size > 1 or not self._cost_contexts:
+        if self._batch_size > 1 or not self._tables:
             return
         if self._arm == Arm.PLAIN:
             self._arms.observe(Arm.PLAIN, Outcome(1.0, 1.0))
@@ -220,14 +227,14 @@ class Ouroboros:
             if (text := self._outcome("text")).cost:
                 self._arms.compare(self._outcome("drafted"), text)
         if self._times is not None and self._started:
-            self._times.observe(record, *self.costs.tables[self._cost_contexts])
+            self._times.observe(record, *self._tables)
         self._started = True
 
     def _outcome(self, name: str) -> Outcome:
         """Return an outcome that the grower has written, and set its cost to 0."""
-        states = self.grower.states
-        outcome = Outcome(states[f"{name}_tokens"].item(), states[f"{name}_cost"].item())
-        states[f"{name}_cost"] = 0.0
+        tokens, cost = self._outcomes[name]
+        outcome = Outcome(tokens.item(), cost.item())
+        cost[0] = 0.0
         return outcome
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
@@ -253,14 +260,16 @@ class Ouroboros:
     def _update_costs(self, tokens: Sequence[int]) -> None:
         """Set the grower's call costs for each model's context length (rounded up, see
         MIN_CONTEXT), corrected by the times of earlier steps."""
-        times, size = self._times, self._batch_size
-        draft, sequence = self.draft, self.draft_sequence
-        start = draft.first_read(sequence, tokens) if draft and sequence else 0
-        lengths = len(tokens), len(tokens) - start
-        contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
-        if contexts == self._cost_contexts and not (times and times.due and size == 1):
+        times, size, length = self._times, self._batch_size, len(tokens)
+        if length <= self._tables_until and not (times and times.due and size == 1):
             return
-        self._cost_contexts, tables = contexts, self.costs.tables
+        draft, sequence, tables = self.draft, self.draft_sequence, self.costs.tables
+        start = draft.first_read(sequence, tokens) if draft and sequence else 0
+        lengths = length, length - start
+        contexts = tuple(max(MIN_CONTEXT, 1 << (read - 1).bit_length()) for read in lengths)
+        self._tables_until = min(
+            context + length - read for context, read in zip(contexts, lengths, strict=True)
+        )
         if size > 1:
             if (contexts, size) not in tables:
                 tables[contexts, size] = JointCosts(self.costs, contexts, size)
@@ -271,7 +280,7 @@ class Ouroboros:
         if contexts not in tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
             tables[contexts] = [cost_table(*at) for at in zip(pair, contexts, strict=True)]
-        target, drafting = tables[contexts]
+        self._tables = target, drafting = tables[contexts]
         if times is not None:
             target, drafting = times.corrected(target, drafting)
         self.grower.set_costs(target, drafting)

@@ -83,7 +83,7 @@ class StepTimes:
         self.target = CallTimes()
         self.draft = CallTimes(like=self.target)
         self.plain_ms, self.text_ms, self.call_ms = Mean(PLAIN_MS), Mean(TEXT_MS), Mean(CALL_MS)
-        self.steps = 0
+        self.steps, self._waiting = 0, list[tuple[StepRecord, Sequence[float], Sequence[float]]]()
 
     @property
     def due(self) -> bool:
@@ -94,6 +94,9 @@ class StepTimes:
         """Learn from a step, given the milliseconds at load of target and draft calls of 1, 2, ...
         nodes. A sequence's first step, which includes the prefill, must be left out."""
         self.steps += 1
+        self._waiting.append((step, target, draft))  # to learn from several at once is faster
+
+    def _learn(self, step: StepRecord, target: Sequence[float], draft: Sequence[float]) -> None:
         self.target.observe(1e3 * step.verify_s, target, step.scored)
         host_ms, calls = 1e3 * max(step.host_s, 0.0), step.draft_calls
         if not calls:
@@ -108,6 +111,9 @@ class StepTimes:
     ) -> tuple[list[float], list[float]]:
         """Return the milliseconds of steps by the nodes of their target call, 1, 2, ..., host time
         included, and those that a draft call of 1, 2, ... nodes adds to a step."""
+        for waiting in self._waiting:
+            self._learn(*waiting)
+        self._waiting.clear()
         host = np.full(len(target), self.text_ms.value)
         host[0] = self.plain_ms.value
         steps = self.target.corrected(target) + host

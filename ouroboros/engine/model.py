@@ -200,7 +200,7 @@ class CachedModel(TreeModel):
         To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
         is fed, and their slots have arbitrary content.
         """
-        return self._begun(CachedSequence(list(cached)))
+        return self._begun(CachedSequence(tokens=list(cached)))
 
     def _begun(self, sequence):
         """Check the model; give its cache slots to `sequence` if that starts with cached tokens.

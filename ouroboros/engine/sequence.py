@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, sub
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from ouroboros.core.tree import TokenTree
 from ouroboros.engine.cache import SlotCache
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class ModelCounters:
     """Work that a model has done for a sequence so far.
 
@@ -37,18 +38,18 @@ class ModelCounters:
 
     def since(self, before: ModelCounters) -> ModelCounters:
         """Return the work since `before`, an earlier reading of the counters."""
-        names = ModelCounters.__dataclass_fields__
-        return ModelCounters(
-            **{name: getattr(self, name) - getattr(before, name) for name in names}
-        )
+        return ModelCounters(*map(sub, _values(self), _values(before)))
 
     @property
     def counters(self) -> ModelCounters:
         """The current values of the counters."""
-        return self.since(ModelCounters())
+        return ModelCounters(*_values(self))
 
 
-@dataclass(eq=False)
+_values = attrgetter(*ModelCounters.__dataclass_fields__)
+
+
+@dataclass(eq=False, kw_only=True)
 class CachedSequence(ModelCounters):
     """One sequence on one model, as returned by `model.new_sequence()`. Do not change its fields:
     the model's methods and `calls.predict` update them.

@@ -28,7 +28,7 @@ class Clocked:
         self.device = torch.device("cpu")
 
     def new_sequence(self, cached=()):
-        return CachedSequence(list(cached))
+        return CachedSequence(tokens=list(cached))
 
     def empty(self):
         pass

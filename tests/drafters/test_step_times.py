@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ouroboros.core.trace import StepRecord
-from ouroboros.drafters.step_times import PLAIN_MS, StepTimes
+from ouroboros.drafters.step_times import CALL_MS, PLAIN_MS, StepTimes
 
 TARGET = [10.0 + 0.2 * n for n in range(64)]  # milliseconds of 1, 2, ... nodes
 DRAFT = [2.0 + 0.1 * n for n in range(64)]
@@ -48,4 +48,5 @@ def test_before_any_step_only_host_times_are_added():
 def test_a_draft_is_assumed_to_be_as_much_slower_as_the_target():
     times = StepTimes()
     times.observe(StepRecord(scored=1, verify_s=0.05), TARGET, DRAFT)
-    assert times.draft.corrected(DRAFT)[0] == pytest.approx(5 * DRAFT[0])
+    _, drafting = times.corrected(TARGET, DRAFT)
+    assert drafting[0] == pytest.approx(5 * DRAFT[0] + CALL_MS)

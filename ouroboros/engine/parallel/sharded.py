@@ -34,7 +34,7 @@ CallMs = Callable[[int, int], float]
 """A function (tokens fed, tokens before them) -> milliseconds of a call."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ShardedSequence(CachedSequence):
     """A sequence on several ranks. Rank r has cached the sequence's first `cached[r]` tokens;
     `tail` has the next tokens, which other ranks have cached and this rank has not. `whole` is the
@@ -101,7 +101,7 @@ class ShardedModel(CachedModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
         """See `CachedModel.new_sequence`; `cached` tokens count as cached on every rank."""
-        return self._begun(ShardedSequence(list(cached), ranks=self.ranks.size))
+        return self._begun(ShardedSequence(tokens=list(cached), ranks=self.ranks.size))
 
     @torch.inference_mode()
     def score(
