@@ -18,8 +18,7 @@ from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.run.pair import model_names
 
 Table = tuple[pd.DataFrame, list[str]]
-SLOWER = "{slower_share:.0%}, {worst_speedup:.2f}x"  # share of prompts slower, smallest speedup
-NEAR_TIES = "{ties} of {compared}, at near ties (scores differ by up to {largest_difference:.2f})"
+EQUAL = "all completions equal greedy's"
 SCORES = ("pass@1", "exact_match", "bleu", "rougeL")
 """Names of task scores; a table shows the first that a run has."""
 NAMES = {
@@ -30,6 +29,14 @@ NAMES = {
     "hf_assisted_constant": "transformers' assisted, constant",
     "llama_cpp": "llama.cpp",
     "llama_cpp_lookup": "llama.cpp, prompt lookup",
+    "humaneval": "HumanEval",
+    "gsm8k": "GSM8K",
+    "mbpp": "MBPP",
+    "cnndm": "CNN/DM",
+    "wmt16": "WMT16",
+    "specbench": "Spec-Bench",
+    "pair": "draft of Yi 6B's size",
+    "distilled": "distilled draft",
 }
 
 
@@ -47,83 +54,97 @@ def headline(path: Path) -> Table:
         }
         for name, row in rows
     )
-    differ, compared = [], path / "equal.json"
-    for name, row in rows:
-        if row["unequal"]:
-            known = row["verdicts"] or {}
-            word = "BUG" if "BUG" in known else "numeric ties" if known else "not audited"
-            differ.append(f"{title(name)}: {row['unequal']} of {row['samples']}, {word}")
-    if differ and compared.exists():  # by scripts/gpu/checks.py
-        known = json.loads(compared.read_text("utf-8"))[0]["figures"]
-        differ = [NEAR_TIES.format(**known)]
-    rates = sorted(r for _, row in rows if (r := row["repetition_rate"]) is not None)
-    repeated = dict.fromkeys(f"{100 * rate:.0f}" for rate in (rates[0], rates[-1]))
-    return frame, [
-        "speedup over greedy, prefill included [95 % CI]",
-        *setting(path),
-        f"completions that differ from greedy's: {'; '.join(differ)}"
-        if differ
-        else "all completions equal greedy's",
-        "share of prompts slower with Ouroboros than with greedy, smallest speedup: "
-        + SLOWER.format(**decoders["ouroboros"]),
-        f"repeated 4-grams {' to '.join(repeated)} %",
+    return frame, [label(path), *setting(path), differing(path)]
+
+
+def speedups(*paths: Path) -> Table:
+    """Return each decoder's speedup over greedy, with a column per run and the slowest decoder
+    first; greedy's tokens/s above them, Ouroboros' lead over the best other decoder below."""
+    sizes = {path: read(path, "run.json")["config"].get("batch_size", 1) for path in paths}
+    sized = len(set(sizes.values())) == len(paths) > 1
+    found = {f"batch size {sizes[p]}" if sized else label(p): read(p)["decoders"] for p in paths}
+    values: dict[str, list[float]] = {}
+    for decoders in found.values():
+        for name in decoders.keys() - {"greedy"}:
+            values.setdefault(name, []).append(decoders[name]["latency_speedup"]["value"])
+    rows = [
+        (
+            "greedy, tokens/s",
+            {k: cell(d["greedy"]["output_throughput"], 1) for k, d in found.items()},
+        )
     ]
+    for name in sorted(values, key=lambda name: gmean(values[name])):
+        rows.append(
+            (
+                title(name),
+                {
+                    k: cell(d[name]["latency_speedup"]) if name in d else "-"
+                    for k, d in found.items()
+                },
+            )
+        )
+    rows.append(
+        (
+            "Ouroboros' lead over the best other",
+            {k: cell(best_other(d)[1]) for k, d in found.items()},
+        )
+    )
+    frame = pd.DataFrame([{"decoder": name} | cells for name, cells in rows])
+    return frame, [*setting(paths[0]), differing(*paths)]
 
 
 def tasks(*paths: Path) -> Table:
-    """Return Ouroboros' score, its speedup over greedy and its lead over the best other decoder, by
-    run, and the geometric mean of the leads.
-
-    The best other decoder is the fastest one that is not a variant of Ouroboros; it is chosen on
-    the same samples, which favours it.
-    """
-    rows, leads = [], []
-    for path in paths:
+    """Return each task's score, Ouroboros' speedup over greedy and its lead over the best other
+    decoder at each temperature, and the geometric means of the leads. Scores are those at T = 0."""
+    rows: dict[str, dict[str, str]] = {}
+    leads: dict[str, list[Interval]] = {}
+    for path in sorted(paths, key=lambda path: path.name.rpartition("_t")[2]):
+        task, _, temperature = label(path).partition(", ")
         decoders = read(path)["decoders"]
-        ours = decoders["ouroboros"]
-        others = {
-            name: lead
-            for name, row in decoders.items()
-            if not name.startswith("ouroboros") and (lead := row["latency_vs_ouroboros"])
-        }
-        name = min(others, key=lambda name: others[name]["value"])
-        leads.append(Interval(**others[name]))
+        ours, row = decoders["ouroboros"], rows.setdefault(task, {"task": task})
         score = next((key for key in SCORES if ours.get(f"score.{key}")), None)
-        rows.append(
-            {
-                "run": label(path),
-                "score": f"{score} {cell(ours[f'score.{score}']['value'])}" if score else "-",
-                "speedup": cell(ours["latency_speedup"]),
-                "best other": title(name),
-                "lead over best other": cell(others[name]),
-                "slower prompts, worst": SLOWER.format(**ours),
-            }
+        row.setdefault(
+            "score", f"{score} {cell(ours[f'score.{score}']['value'])}" if score else "-"
         )
-    rows.append({"run": "geometric mean", "lead over best other": cell(vars(over_runs(leads)))})
-    dtypes = dict.fromkeys(read(path, "run.json")["model"]["dtype"] for path in paths)
-    return pd.DataFrame(rows).fillna(""), [setting(paths[0])[1], *dtypes]
+        row[f"speedup, {temperature}"] = cell(ours["latency_speedup"])
+        name, lead = best_other(decoders)
+        row[f"lead, {temperature}"] = f"{cell(lead)} {title(name)}"
+        leads.setdefault(f"lead, {temperature}", []).append(Interval(**lead))
+    mean = {name: cell(vars(over_runs(found))) for name, found in leads.items()}
+    frame = pd.DataFrame([*rows.values(), {"task": "geometric mean"} | mean]).fillna("")
+    return frame, [*setting(paths[0]), differing(*paths)]
 
 
-def batches(*paths: Path) -> Table:
-    """Return each decoder's speedup over greedy at the same batch size, with a column per batch
-    size and the best decoder first, and a last row of greedy's tokens/s."""
-    sizes = sorted((read(path, "run.json")["config"]["batch_size"], path) for path in paths)
-    found = {size: read(path)["decoders"] for size, path in sizes}
-    speedups = {
-        name: gmean([one[name]["latency_speedup"]["value"] for one in found.values()])
-        for name in found[sizes[0][0]].keys() - {"greedy"}
+def best_other(decoders: Mapping) -> tuple[str, Mapping]:
+    """Return the name of the fastest decoder that is not a variant of Ouroboros, and Ouroboros'
+    lead over it. It is chosen on the same samples, which favours it."""
+    others = {
+        name: row["latency_vs_ouroboros"]
+        for name, row in decoders.items()
+        if not name.startswith("ouroboros") and row["latency_vs_ouroboros"]
     }
-    rows = [
-        {"decoder": title(name)}
-        | {str(size): cell(one[name]["latency_speedup"]) for size, one in found.items()}
-        for name in sorted(speedups, key=speedups.__getitem__, reverse=True)
-    ]
-    plain = {str(size): cell(one["greedy"]["output_throughput"], 1) for size, one in found.items()}
-    rows.append({"decoder": "greedy, tokens/s"} | plain)
-    return pd.DataFrame(rows), [
-        "speedup over greedy of the same batch size [95 % CI], by batch size",
-        *setting(sizes[0][1]),
-    ]
+    return min(others.items(), key=lambda other: other[1]["value"])
+
+
+def differing(*paths: Path) -> str:
+    """Return how many completions differ from greedy's, and whether these are numeric ties."""
+    differ = samples = 0
+    words = set()
+    for path in paths:
+        if (compared := path / "equal.json").exists():  # by scripts/gpu/checks.py
+            known = json.loads(compared.read_text("utf-8"))[0]["figures"]
+            differ, samples = differ + known["ties"], samples + known["compared"]
+            words.add("at near ties")
+            continue
+        for name, row in read(path)["decoders"].items():
+            samples += row["samples"] if name != "greedy" else 0
+            if row["unequal"]:
+                verdicts = row["verdicts"] or {}
+                differ += row["unequal"]
+                words.add("BUG" if "BUG" in verdicts else "at ties" if verdicts else "not audited")
+    return (
+        f"{differ} of {samples} completions differ, {', '.join(sorted(words))}" if differ else EQUAL
+    )
 
 
 def over_runs(ratios: Sequence[Interval]) -> Interval:
@@ -160,8 +181,8 @@ def verdicts(*paths: Path) -> Table:
 
 KINDS: Mapping[str, Callable[..., Table]] = {
     "headline": headline,
+    "speedups": speedups,
     "tasks": tasks,
-    "batches": batches,
     "verdicts": verdicts,
 }
 """The function of each kind of table: a marker's first word."""
@@ -173,20 +194,17 @@ def read(path: Path, name: str = "summary.json"):
 
 
 def setting(path: Path) -> list[str]:
-    """Return a run's settings: task, prompts, new tokens, repeats, models, dtype, temperature, and
-    that the machine was busy."""
+    """Return a run's settings: prompts, new tokens, repeats, models, dtype, and that the machine
+    was busy."""
     run, summary = read(path, "run.json"), read(path)
-    model, temperature = run["model"], run["sampling"]["temperature"]
+    model = run["model"]
     names, quantised = model_names(model), model.get("quantised") or {}
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
-    prompts = f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}"
+    shapes = " + ".join(filter(None, (model["standin"] or {}).values()))
     return [
-        f"{run['task']['name']}, {prompts}",
-        f"stand-in of {names} in the shapes {' + '.join(filter(None, shapes.values()))}"
-        if (shapes := model["standin"])
-        else names,
+        f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}",
+        f"stand-in of {names} in the shapes {shapes}" if shapes else names,
         ", ".join([model["dtype"], *(f"{role} {by}" for role, by in quantised.items())]),
-        f"T = {temperature:g}" if temperature else "greedy (T = 0)",
         *filter(None, [summary.get("busy")]),
         *["interrupted: not all prompts"] * (run.get("status") == "interrupted"),
     ]
@@ -196,9 +214,10 @@ def label(path: Path) -> str:
     """Return the label of a run from its folder's name.
 
     >>> label(Path("cnndm_t08")), label(Path("humaneval_t0"))
-    ('cnndm, T = 0.8', 'humaneval, T = 0')
+    ('CNN/DM, T = 0.8', 'HumanEval, T = 0')
     """
     task, _, temperature = path.name.partition("_t")
+    task = NAMES.get(task, task)
     return f"{task}, T = {'.'.join(temperature)}" if temperature.isdigit() else path.name
 
 

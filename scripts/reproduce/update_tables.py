@@ -60,12 +60,10 @@ def table(marker: str, root: Path, place: Path) -> str:
     frame = frame.fillna("-").loc[:, lambda table: ~table.isin(["-", ""]).all()]
     align = ["left", *["right"] * (frame.shape[1] - 1)]
     text = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
-    links = []
-    for folder in (root / name for name in folders):
-        report = folder / "summary.md"
-        file = report if report.exists() else folder
-        links.append(f"[{folder.name}]({Path(os.path.relpath(file, place)).as_posix()})")
-    return f"{text}\n\n*{' · '.join([*notes, *measured_on(paths), *links])}*"
+    shown = root / os.path.commonpath(folders)
+    shown = shown / "summary.md" if (shown / "summary.md").exists() else shown
+    link = f"[more]({Path(os.path.relpath(shown, place)).as_posix()})"
+    return f"{text}\n\n*{' · '.join([*notes, *measured_on(paths), link])}*"
 
 
 def folders_of(marker: str, root: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import pytest
 import update_tables
 from composing import ROOT
 from measured import RUN
-from published_tables import KINDS
+from published_tables import EQUAL, KINDS, read
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
 OLD = ROOT / "results" / "headline" / "humaneval_t0"
@@ -109,12 +109,12 @@ def test_the_projects_own_pages_are_what_its_results_give(monkeypatch, main):
     assert code == 0, error
 
 
-def of(path: Path, decoders: dict) -> Path:
+def of(path: Path, decoders: dict, batch_size: int = 4) -> Path:
     """Write the parts of a results folder that tables read."""
     path.mkdir()
     summary = {"decoders": decoders, "prompts": 3}
     (path / "summary.json").write_text(json.dumps(summary))
-    run = {**RUN, "repeats": 1, "config": {"batch_size": 4}}
+    run = {**RUN, "repeats": 1, "config": {"batch_size": batch_size}}
     (path / "run.json").write_text(json.dumps(run))
     return path
 
@@ -133,15 +133,37 @@ def test_a_verdict_is_shown_only_if_an_audit_gave_it(tmp_path, unequal, verdicts
     assert list(frame.iloc[0])[3:] == cells
 
 
-def test_tasks_show_the_score_and_the_lead_over_the_best_other(tmp_path):
-    def row(lead: float, **own) -> dict:
-        return {"latency_vs_ouroboros": {"value": lead, "low": lead, "high": lead}, **own}
+def row(speedup: float, lead: float | None, **own) -> dict:
+    """Return a decoder's entry of summary.json; its intervals have no width."""
+    ratios = {"latency_speedup": speedup, "latency_vs_ouroboros": lead}
+    known = {name: v and {"value": v, "low": v, "high": v} for name, v in ratios.items()}
+    return {**known, "unequal": 0, "samples": 3, "verdicts": None, **own}
 
-    ours = row(1.0, latency_speedup={"value": 2.0, "low": 1.5, "high": 2.5})
-    ours |= {"slower_share": 0.1, "worst_speedup": 0.9, "score.pass@1": {"value": 0.25}}
-    others = {"greedy": row(2.0), "racer": row(1.2), "speculative": row(1.6)}
-    runs = [of(tmp_path / f"mbpp_t{t}", {**others, "ouroboros": ours}) for t in ("0", "08")]
-    frame, _ = KINDS["tasks"](*runs)
-    cells = ["pass@1 0.25", "2.00x [1.50, 2.50]", "racer", "1.20x", "10%, 0.90x"]
-    assert list(frame.iloc[1]) == ["mbpp, T = 0.8", *cells]
-    assert list(frame.iloc[2]) == ["geometric mean", "", "", "", "1.20x", ""]
+
+def pairs_of_runs(root: Path, **own) -> list[Path]:
+    others = {"greedy": row(1.0, 2.0, output_throughput=50.0), "racer": row(1.6, 1.2)}
+    decoders = {**others, "speculative": row(1.3, 1.6), "ouroboros": row(2.0, None, **own)}
+    return [of(root / f"mbpp_t{t}", decoders) for t in ("0", "08")]
+
+
+def test_tasks_show_the_score_and_the_lead_over_the_best_other(tmp_path):
+    runs = pairs_of_runs(tmp_path, **{"score.pass@1": {"value": 0.25}})
+    frame, notes = KINDS["tasks"](*runs)
+    led, speedup = "1.20x", "2.00x"
+    assert list(frame.iloc[0]) == ["MBPP", "pass@1 0.25", *2 * [speedup, f"{led} racer"]]
+    assert list(frame.iloc[1]) == ["geometric mean", "", *2 * ["", led]]
+    assert notes[-1] == EQUAL
+
+
+def test_speedups_have_a_column_per_run_and_the_slowest_decoder_first(tmp_path):
+    frame, notes = KINDS["speedups"](*pairs_of_runs(tmp_path, unequal=1))
+    assert list(frame) == ["decoder", "MBPP, T = 0", "MBPP, T = 0.8"]
+    names = ["greedy, tokens/s", "speculative", "racer", "Ouroboros"]
+    assert list(frame.decoder) == [*names, "Ouroboros' lead over the best other"]
+    column = [value.split()[0] for value in frame["MBPP, T = 0"]]
+    assert column == ["50.0", "1.30x", "1.60x", "2.00x", "1.20x"]
+    assert notes[-1] == "2 of 18 completions differ, not audited"
+    sizes = [
+        of(tmp_path / f"b{size}", read(tmp_path / "mbpp_t0")["decoders"], size) for size in (1, 4)
+    ]
+    assert list(KINDS["speedups"](*sizes)[0])[1:] == ["batch size 1", "batch size 4"]
