@@ -27,54 +27,58 @@ both() {
   bench "$1_t08" temperature=0.8 "${@:2}"
 }
 
-# The headline: every decoder, 20 prompts x 128 tokens of HumanEval, GSM8K and Spec-Bench. 6 runs of 6 minutes.
+# The headline: 40 prompts x 128 tokens of HumanEval and GSM8K. 4 runs of 7 minutes.
 headline() {
-  both headline/humaneval "$EVERY" task.limit=20 task.stride=8 max_new=128
-  beside gsm8k gsm8k_test.jsonl task.stride=60
-  beside specbench spec_bench_question.jsonl task.stride=24
-}
-EVERY="decoder=[greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,token_recycling,racer,ouroboros,ouroboros_text]"
-beside() { # beside TASK FILE OPTIONS...
-  have "$2" && both "headline/$1" "$EVERY" "task=$1" "task.path=$DATA/$2" "${@:3}" task.limit=20 max_new=128
+  local rivals=greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,racer
+  local how=("decoder=[$rivals,ouroboros,ouroboros_text]" task.limit=40 max_new=128)
+  both headline/humaneval "${how[@]}" task.stride=4
+  have gsm8k_test.jsonl &&
+    both headline/gsm8k "${how[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=30
 }
 
 # Six tasks with their scores, 20 prompts x up to 256 tokens. 12 runs of 4 minutes.
 tasks() {
   task humaneval "" task.stride=8 task.execute_code=true
-  task specbench spec_bench_question.jsonl task.stride=24
-  task wmt16 wmt_de_en_80.jsonl task.stride=4
-  task gsm8k gsm8k_test.jsonl task.stride=60
   task mbpp mbpp.jsonl task.split=test task.stride=24 task.execute_code=true
+  task gsm8k gsm8k_test.jsonl task.stride=60
+  task specbench spec_bench_question.jsonl task.stride=24
   task cnndm cnn_dailymail_test_100.jsonl task.stride=5
+  task wmt16 wmt_de_en_80.jsonl task.stride=4
 }
 task() { # task NAME FILE OPTIONS...
   [ -z "$2" ] || have "$2" && both "tasks/$1" "task=$1" ${2:+"task.path=$DATA/$2"} "${@:3}" task.limit=20 \
     max_new=256 "decoder=[greedy,speculative,prompt_lookup,suffix_decoding,suffix_hybrid,ouroboros,ouroboros_text]"
 }
 
-# Decoders without a draft model, 20 prompts of HumanEval. 2 runs of 5 minutes.
+# Decoders without a draft model, 20 prompts of HumanEval and GSM8K. 4 runs of 3 minutes.
 text_alone() {
-  both text_alone/humaneval model.draft=null task.limit=20 task.stride=8 max_new=128 \
-    "decoder=[greedy,lookahead,prompt_lookup,suffix_decoding,token_recycling,racer,ouroboros]"
+  local rivals=greedy,lookahead,prompt_lookup,suffix_decoding,token_recycling,racer
+  local how=(model.draft=null "decoder=[$rivals,ouroboros]" task.limit=20 max_new=128)
+  both text_alone/humaneval "${how[@]}" task.stride=8
+  have gsm8k_test.jsonl &&
+    both text_alone/gsm8k "${how[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=60
 }
 
-# transformers' generation and, if it is installed (pip install llama-cpp-python), llama.cpp. 6 minutes.
+# transformers' generation and, if it is installed (pip install llama-cpp-python), llama.cpp: the same weights in
+# bfloat16 and, in another arithmetic, the original Q4_1 file. 8 minutes.
 peers() {
-  local decoders=greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_prompt_lookup paths=()
+  local decoders=greedy,speculative,prompt_lookup,ouroboros,hf_greedy,hf_assisted,hf_prompt_lookup options=() original
   if [ -n "${DRY:-}" ] || "$PYTHON" -c "import llama_cpp" 2>/dev/null; then
     decoders+=,llama_cpp,llama_cpp_lookup
-    paths=(decoder.llama_cpp{,_lookup}.path=build/target.gguf)
+    original=$("$PYTHON" -c 'from ouroboros.models.load import reference_file; print(reference_file())')
+    options=(decoder.llama_cpp{,_lookup}.path=build/target.gguf
+      "+decoder.llama_cpp_q4_1={_target_:ouroboros.baselines.llama_cpp.LlamaCpp,path:'$original'}")
     [ -n "${DRY:-}" ] || [ -e build/target.gguf ] ||
       "$PYTHON" scripts/save_standin.py --out build/target --gguf build/target.gguf
   fi
-  bench peers experiment=peers max_new=128 "decoder=[$decoders]" "${paths[@]}"
+  bench peers experiment=peers max_new=128 "decoder=[$decoders]" "${options[@]}"
 }
 
 # Batches of 1, 4 and 16 prompts, where the next prompt takes the place of one that has ended. 3 runs of 4 minutes.
 batches() {
   for size in 1 4 16; do
-    bench "batches/b$size" "batch_size=$size" refill=true task.limit=32 task.stride=5 max_new=64 \
-      "decoder=[greedy,hf_greedy,speculative,suffix_hybrid,prompt_lookup,ouroboros]"
+    bench "batches/b$size" "batch_size=$size" refill=true task.limit=32 task.stride=5 max_new=128 \
+      "decoder=[greedy,hf_greedy,speculative,suffix_hybrid,prompt_lookup,ouroboros,ouroboros_text]"
   done
 }
 

@@ -29,6 +29,7 @@ NAMES = {
     "hf_assisted_constant": "transformers' assisted, constant",
     "llama_cpp": "llama.cpp",
     "llama_cpp_lookup": "llama.cpp, prompt lookup",
+    "llama_cpp_q4_1": "llama.cpp, Q4_1",
     "humaneval": "HumanEval",
     "gsm8k": "GSM8K",
     "mbpp": "MBPP",
