@@ -85,7 +85,21 @@ batches() {
 # Every decoder's tokens against standard decoding's, 41 prompts x 64 tokens in bfloat16. 2 runs of 12 minutes.
 lossless() { both lossless/humaneval experiment=audit model.dtype=bfloat16 max_new=64 timing=false; }
 
-TABLES="headline tasks text_alone peers batches lossless"
+# The plots beside these tables, from the results that exist.
+plots() {
+  plot headline comparison "$RESULTS"/headline/{humaneval,gsm8k}_t{0,08}
+  plot tasks comparison "$RESULTS"/tasks/{humaneval,mbpp,gsm8k,specbench,cnndm,wmt16}_t0
+  plot text_alone comparison "$RESULTS"/text_alone/{humaneval,gsm8k}_t{0,08}
+  plot batches comparison-batches "$RESULTS"/batches/b{1,4,16}
+}
+plot() { # plot NAME PLOT FOLDERS...: write the report's PLOT to plots/NAME.svg
+  local out=results/local/reports/$1
+  rm -rf "$out"
+  run "$out" "" "$PYTHON" -m ouroboros report "${@:3}" "out=$out" || return
+  [ -n "${DRY:-}" ] || { mkdir -p "$RESULTS/plots" && cp "$out/plots/$2.svg" "$RESULTS/plots/$1.svg"; }
+}
+
+TABLES="headline tasks text_alone peers batches lossless plots"
 for TABLE in ${@:-$TABLES}; do
   [[ " $TABLES " == *" $TABLE "* ]] || { echo "no table $TABLE: choose from $TABLES" >&2; exit 2; }
   $TABLE
