@@ -14,7 +14,7 @@ TIE = 0.003  # how strongly the price of nodes follows the price of calls, while
 PRIOR = 2.0  # steps for which assumptions count
 CLIP, UNCLIPPED = 1.3, 3  # after UNCLIPPED steps, a time counts as at most CLIP times the expected
 # one, because programs interrupt each other
-REFRESH = 16  # steps between two corrections
+REFRESH = 8  # steps between two corrections
 PLAIN_MS, TEXT_MS, CALL_MS = 0.2, 0.4, 0.1  # assumed host times: of a plain step, of one that
 # drafts from the text, and of a draft call
 
