@@ -210,16 +210,13 @@ def test_a_completion_ends_at_the_ends_of_model_tokenizer_and_template(template,
 
 
 def test_an_end_token_is_no_text_even_if_it_is_not_special(pair, tmp_path):
-    (whole,) = ran(
-        bench_of(pair[:1], TextTask("ab"), {"greedy": RootOnly}), tmp_path
-    ).load_samples()
+    task, decoders = TextTask("ab"), {"greedy": RootOnly}
+    (whole,) = ran(bench_of(pair[:1], task, decoders), tmp_path).load_samples()
     end = next(one for one in whole.new_tokens if one != whole.new_tokens[0])
     model = tiny_llama(0)
     model.generation_config.eos_token_id = end
-    bench = bench_of(
-        [CachedModel(model, tokenizer=byte_tokenizer())], TextTask("ab"), {"greedy": RootOnly}
-    )
-    (sample,) = ran(bench, tmp_path / "again").load_samples()
+    ended = [CachedModel(model, tokenizer=byte_tokenizer())]
+    (sample,) = ran(bench_of(ended, task, decoders), tmp_path / "again").load_samples()
     assert sample.finish == "eos" and sample.new_tokens[-1] == end
     assert sample.text and sample.text == byte_tokenizer().decode(sample.new_tokens[:-1])
 
