@@ -58,9 +58,11 @@ class Sure(Guess):
         return replace(tree, probability=(1.0, 0.5, 0.25, 0.125)[: len(tree)])
 
 
-def job(pair, decoders=None, **changes):
-    task = Counting("x", "xx", "xxx", max_new=6)
-    return bench_of(pair[:1], task, decoders or {"greedy": RootOnly, "other": RootOnly}, **changes)
+BOTH = {"greedy": RootOnly, "other": RootOnly}
+
+
+def job(pair, decoders=BOTH, **changes):
+    return bench_of(pair[:1], Counting("x", "xx", "xxx", max_new=6), decoders, **changes)
 
 
 def test_decoders_alternate_and_rotate(pair):
@@ -194,8 +196,7 @@ def test_trees_of_every_drafter_come_with_predictions_until_their_file_is_full(
 def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature):
     """Calls are captured before the warm-up, choices of every size during it."""
     pretend(monkeypatch)
-    by_torch = "ouroboros.core.select._best", lambda scores: scores.argmax(-1)
-    monkeypatch.setattr(*by_torch)
+    monkeypatch.setattr("ouroboros.core.select._best", lambda scores: scores.argmax(-1))
     captures, untimed = [], []
     capture = Static._capture
     monkeypatch.setattr(Static, "_capture", lambda *a: captures.append(a) or capture(*a))
