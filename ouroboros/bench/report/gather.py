@@ -95,8 +95,8 @@ class Measured:
         bare += ", for one process" * bool(parallel)
         predicted = f"predicted with {costs}{bare}" if costs and not timed else ""
         title = [what, models, ", ".join(arithmetic), words, batch, device, busy, predicted]
-        status, wanted_samples = run.get("status", "finished"), run.get("samples_wanted")
-        wanted_samples = len(samples) if wanted_samples is None else wanted_samples
+        status = run.get("status", "finished")
+        wanted_samples = run.get("samples_wanted", len(samples))
         return SimpleNamespace(
             title=" · ".join(filter(None, title)),
             incomplete=len(samples) < wanted_samples or status != "finished",
