@@ -43,10 +43,10 @@ class Broken(RootOnly):
 
 
 class Guess(RootOnly):
-    """Proposes three siblings."""
+    """Proposes three siblings, two of which the target chooses now and then."""
 
     def propose(self, tokens, budget):
-        branches = [[2], [3], [5]] if budget > 1 else []
+        branches = [[241], [26], [5]] if budget > 1 else []
         return TokenTree.chain(tokens[-1], ()).graft(branches, source="draft")
 
 
@@ -171,6 +171,7 @@ def test_trees_with_probabilities_are_kept_for_the_first_repeat(pair, tmp_path):
         assert text == list(samples[key].new_tokens)
         assert steps[0].tree.probability == (1.0, 0.5, 0.25, 0.125)
         assert steps[0].tree.source == ("", "draft", "draft", "draft")
+    assert any(len(one.path) > 1 for steps in trees.values() for one in steps)
     line = json.loads((tmp_path / TREES).read_text().splitlines()[0])
     assert line["sources"] == ["", "draft"] and "probe" not in line["steps"][0]
     lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
