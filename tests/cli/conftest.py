@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
         capsys.readouterr()
         with monkeypatch.context() as patch:
             if name == "bench" and not plot:
-                patch.setattr("ouroboros.bench.report.plots.bars", lambda *_, **__: None)
+                patch.setattr(
+                    import_module("ouroboros.bench.report.plots"), "bars", lambda *_, **__: None
+                )
             try:
                 words = rest[: name == "generate"]
                 code = main([name, *words, *(own if pair else ()), *rest[len(words) :]]) or 0
