@@ -14,13 +14,14 @@ from ouroboros.bench.replay import replay as replaying
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.report.tables import cell, terminal_table
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
-from ouroboros.bench.run.pair import load_tokenizer
+from ouroboros.bench.run.pair import load_model, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import terminal
 from ouroboros.cli.options import ReplayOptions
 from ouroboros.core.instantiate import check_whole
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft, with_pools
+from ouroboros.models import vocab
 
 
 def replay(options: ReplayOptions) -> tuple[int, dict]:
@@ -39,7 +40,9 @@ def replay(options: ReplayOptions) -> tuple[int, dict]:
 
     draft: Any = None
     if any(map(needs_draft, options.decoder.values())):
-        draft = runs_of(recording).load_draft(spec, tokenizer)
+        draft = load_model(spec, "draft")
+        target: Any = runs_of(recording).target(tokenizer)
+        vocab.check_pair(target, draft)
     same = draft is None or Path(str(spec.draft)).name == Path(str(run["model"].get("draft"))).name
     ratio = run["model"].get("draft_cost") if same else None  # another draft's cost is unknown
     plan_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)

@@ -25,9 +25,8 @@ from ouroboros.models import standin
 @pytest.mark.parametrize("name", sorted({*names("model")} - {"hf"}))
 def test_every_model_composes(name):
     spec = PairSpec(**composed(f"model={name}")["model"])
-    assert spec.name in (name, "SmolLM2-135M-Instruct") and {*(spec.standin or {}).values()} <= set(
-        standin.SHAPES
-    )
+    assert spec.name in (name, "SmolLM2-135M-Instruct")
+    assert {*(spec.standin or {}).values()} <= {*standin.SHAPES}
 
 
 @pytest.mark.parametrize("name", sorted({*names("task")} - {"plugin"}))
@@ -94,10 +93,8 @@ def test_an_ablation_changes_one_thing():
     decoders = composed("experiment=ablation")["decoder"]
     whole = decoders.pop("ouroboros")
     del decoders["greedy"]
-    for name, ablated in decoders.items():
-        assert len([key for key in whole | ablated if ablated.get(key) != whole.get(key)]) == 1, (
-            name
-        )
+    for ablated in decoders.values():
+        assert len([key for key in whole | ablated if ablated.get(key) != whole.get(key)]) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 from tiny import mostly_slow
@@ -63,6 +64,9 @@ OTHERS = {
         ([], "error: give recording=<results folder"),
         (["recording=none.jsonl"], "cannot read none.jsonl"),
         (["recording=target"], "not a results folder"),
+        (["recording=empty.jsonl"], "the recording empty.jsonl is empty"),
+        (["recording=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
+        (["recording=prompts.jsonl"], 'prompts.jsonl, line 1: give {"prompt": text, "completion"'),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
     ],
     "report": [
@@ -96,6 +100,8 @@ def damage(saved_pair) -> None:
     ids[last], ids[before] = ids[before], ids[last]
     (saved_pair / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
     (saved_pair / "damaged.jsonl").write_text('{"prompt": ')
+    (saved_pair / "prompts.jsonl").write_text('{"prompt": "a"}')
+    (saved_pair / "empty.jsonl").write_text("")
     row = json.dumps({"prompt": "abc", "completion": "abc"})
     (saved_pair / "one.jsonl").write_text(row + "\n")
 
@@ -137,16 +143,15 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
     assert says in fails(name, *argv, *own)
 
 
-def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch):
-    for error, code, says in (
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
         (ImportError("Numba needs NumPy 2.4"), 2, "error: Numba needs NumPy 2.4\n"),
         (KeyboardInterrupt(), 130, "interrupted: rerun bench, tune or distill"),
-    ):
-
-        def broken(*args, error=error, **options):
-            raise error
-
-        monkeypatch.setattr(door, "run_command", broken)
-        found, out, err = call("bench", pair=False)
-        assert (found, out) == (code, "") and err.count("\n") == 1 and says in err
+    ],
+)
+def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch, error, code, says):
+    monkeypatch.setattr(door, "run_command", Mock(side_effect=error))
+    found, out, err = call("bench", pair=False)
+    assert (found, out) == (code, "") and err.count("\n") == 1 and says in err

@@ -2,6 +2,7 @@
 
 import io
 from functools import cache
+from itertools import count
 
 import pytest
 from bench_models import save_pair, tiny_pair
@@ -41,19 +42,11 @@ def test_a_race_is_on_one_engine_and_of_the_same_text(monkeypatch, call):
 
 
 def test_only_own_steps_are_timed(monkeypatch):
-    clock = iter(range(0, 1000))
-    monkeypatch.setattr(generate.time, "perf_counter", lambda: 0.0)
     first, second = runner_of("a", 3), runner_of("b", 3)
-    monkeypatch.setattr(generate.time, "perf_counter", lambda: float(next(clock)))
-    order = []
-    for one in (first, second):
-        step = one.step
-        monkeypatch.setattr(
-            one, "step", lambda one=one, step=step: (order.append(one.name), step())
-        )
-    for _ in generate.turns([first, second]):
-        pass
-    assert order == ["a", "b"] * 4, "the one whose clock is behind goes next"
+    monkeypatch.setattr(generate.time, "perf_counter", map(float, count()).__next__)
+    calls = [(first.calls, second.calls) for _ in generate.turns([first, second])]
+    behind_goes_next = [(1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3)]
+    assert calls == [*behind_goes_next, (3, 3), (3, 3)]
     assert first.seconds == second.seconds > 0
 
 

@@ -12,12 +12,10 @@ from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_found
-from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, PromptBuilder
 from ouroboros.bench.run.tree_recorder import PrefixKey
 from ouroboros.bench.tasks.dataset import read_rows
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.engine.model import CachedModel
 from ouroboros.models import vocab
 
 PromptOf = Callable[[str, int], Sequence[int]]
@@ -64,12 +62,6 @@ class RecordedRuns:
         vocabulary."""
         facts: dict = {"vocab_size": self.vocab_size, "engine": self.engine}
         return ScriptedModel(self.max_len, **facts, tokenizer=tokenizer)
-
-    def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
-        """Load a pair's draft. Raises `ValueError` if its vocabulary is not the recording's."""
-        draft = load_model(spec, "draft")
-        vocab.check_pair(self.target(tokenizer), draft)  # type: ignore[arg-type]
-        return draft
 
 
 def read_recording(

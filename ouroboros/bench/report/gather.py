@@ -65,7 +65,7 @@ class Measured:
             nature = "stand-in"
         elif published and str(model.get("target")).startswith(SHIPPED):
             models, nature = f"{models} (a rehearsal)", "rehearsal"
-        made = model.get("engines", {}).get("target", model)
+        made = model.get("engines", {}).get("target", {})
         engine, exact = made.get("engine", "eager"), " (exact calls)" * made.get("exact", False)
         arithmetic = [model["dtype"]]
         arithmetic += [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
@@ -83,9 +83,7 @@ class Measured:
         on_gpu = model["device"].startswith("cuda") and machine["gpus"]
         device = machine["gpus"][int(model["device"].partition(":")[2] or 0)] if on_gpu else cpu
         device += f", {parallel['ranks']} processes" if parallel else ""
-        load = run.get("load", {})
-        others = load.get("other_percent", load.get("cpu_percent", 0.0))
-        others = max(others, load.get("gpu_percent", 0.0)) if timed else 0.0
+        others = run.get("load", {}).get("other_percent", 0.0) if timed else 0.0
         busy = f"machine was busy ({others:.0f} % by other programs)" if others > BUSY else ""
         priced = self.priced if size == 1 else None  # costs are for calls of a single sequence
         ours = [s for s in samples if any(step.scored for step in s.steps)]
@@ -97,8 +95,8 @@ class Measured:
         bare += ", for one process" * bool(parallel)
         predicted = f"predicted with {costs}{bare}" if costs and not timed else ""
         title = [what, models, ", ".join(arithmetic), words, batch, device, busy, predicted]
-        status, wanted_samples = run.get("status", "finished"), run.get("samples_wanted")
-        wanted_samples = len(samples) if wanted_samples is None else wanted_samples
+        status = run.get("status", "finished")
+        wanted_samples = run.get("samples_wanted", len(samples))
         return SimpleNamespace(
             title=" · ".join(filter(None, title)),
             incomplete=len(samples) < wanted_samples or status != "finished",

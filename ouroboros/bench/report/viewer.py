@@ -53,7 +53,15 @@ def viewer_run(
         found = find_tokenizer(place, fingerprint)
     if tokenizer and not found:
         raise ValueError(f"tokenizer={tokenizer}: no tokenizer of the run's model; give its folder")
-    split = splitter(found)
+
+    def split(tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token, or its id without a tokenizer. A token that ends inside
+        a character adds "", and the next one adds the whole character."""
+        if found is None:
+            return [f"{token} " for token in tokens]
+        text = Detokenizer(found, skip_special=False)
+        return [text.add(token) for token in tokens]
+
     prompts: dict[str, dict[str, Sample]] = {}
     for sample in sorted(measured.samples, key=lambda sample: sample.repeat):
         prompts.setdefault(sample.example, {}).setdefault(sample.decoder, sample)
@@ -104,22 +112,6 @@ def find_tokenizer(place: str, fingerprint: str | None = None) -> PreTrainedToke
     except Exception:  # tokenizers raise all kinds; the viewer then shows ids
         return None
     return found if fingerprint in (None, vocab.fingerprint(found)) else None
-
-
-def splitter(
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> Callable[[Sequence[int]], list[str]]:
-    """Return a function that splits a completion into the text of each token (without a
-    tokenizer, into ids). A token that ends inside a character adds "", and the next one adds the
-    whole character."""
-    if tokenizer is None:
-        return lambda tokens: [f"{token} " for token in tokens]
-
-    def split(tokens: Sequence[int]) -> list[str]:
-        text = Detokenizer(tokenizer, skip_special=False)
-        return [text.add(token) for token in tokens]
-
-    return split
 
 
 def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -68,13 +68,6 @@ class Template:
         return Example(name, prompt, data, messages, group)
 
 
-@cache
-def templates_of(task: str) -> dict[str, Template]:
-    """Return a task's templates from templates.yaml, by name."""
-    found = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))[task]
-    return {k: Template(**{**v, "stop": tuple(v.get("stop", ()))}) for k, v in found.items()}
-
-
 @dataclass(kw_only=True)
 class DatasetTask:
     """Base class of tasks whose prompts are rows of data. Options select the data, the template and
@@ -123,10 +116,12 @@ class DatasetTask:
             self.max_new = CHAT_MAX_NEW
         self.stop = self.prompt.stop if self.stop is None else self.stop
 
-    @property
+    @cached_property
     def templates(self) -> Mapping[str, Template]:
         """The templates by name: those of templates.yaml, unless a subclass sets its own."""
-        return templates_of(self.name)
+        found = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))
+        parts = found[self.name].items()
+        return {k: Template(**{**v, "stop": tuple(v.get("stop", ()))}) for k, v in parts}
 
     @property
     def prompt(self) -> Template:

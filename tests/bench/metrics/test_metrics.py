@@ -1,11 +1,11 @@
 """Every metric, on steps worked out by hand, and the required fields of registry entries."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import measured
 import pytest
 from bench_models import tiny_llama
+from composing import ROOT
 from measured import sample, step
 
 from ouroboros import CachedModel
@@ -55,18 +55,15 @@ def test_counts_acceptance_and_phases(name, value):
 
 def test_acceptance_is_recorded_in_the_fields_of_vllm():
     record = RUN[0].to_dict()["speculative_decoding"]
-    assert (
-        METRICS["speculative_decoding"](RUN)
-        == record
-        == {
-            "mean_acceptance_length": pytest.approx(1 + 5 / 3),
-            "draft_acceptance_rate": 0.5,
-            "acceptance_histogram": [1, 1, 0, 0, 1],
-            "acceptance_histogram_by_draft_length": {2: [1, 0, 0], 4: [0, 1, 0, 0, 1]},
-            **{"num_spec_steps": 3, "num_accepted_draft_tokens": 5},
-            **{"num_draft_tokens": 10, "num_spec_tokens": 4},
-        }
-    )
+    assert record == METRICS["speculative_decoding"](RUN)
+    assert record == {
+        "mean_acceptance_length": pytest.approx(1 + 5 / 3),
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [1, 1, 0, 0, 1],
+        "acceptance_histogram_by_draft_length": {2: [1, 0, 0], 4: [0, 1, 0, 0, 1]},
+        **{"num_spec_steps": 3, "num_accepted_draft_tokens": 5},
+        **{"num_draft_tokens": 10, "num_spec_tokens": 4},
+    }
     assert Sample.from_dict(RUN[0].to_dict()) == RUN[0]
     assert GREEDY[0].to_dict()["speculative_decoding"] is None
 
@@ -117,9 +114,8 @@ def test_calls_are_weighed_by_the_pairs_draft_cost_and_by_forwards():
     assert METRICS["calls_per_token"](RUN, draft_cost=0.5).value == pytest.approx(1.0)
     counted = [replace(s, target_forwards=2, draft_forwards=5) for s in STEPS]
     found = [replace(RUN[0], steps=tuple(counted))]
-    assert METRICS["calls_per_token"](found, draft_cost=0.1).value == pytest.approx(
-        (8 + 0.1 * 20) / 9
-    )
+    weighed = METRICS["calls_per_token"](found, draft_cost=0.1)
+    assert weighed.value == pytest.approx((8 + 0.1 * 20) / 9)
     assert METRICS["target_forwards_per_token"](found) == pytest.approx(8 / 9)
     assert METRICS["draft_forwards_per_token"](found) == pytest.approx(20 / 9)
     assert METRICS["calls_per_token"]([]) is None
@@ -198,6 +194,5 @@ def test_an_entry_is_complete(metric):
 
 def test_the_default_table_has_seven_columns_and_the_glossary_shows_the_registry():
     assert len([m for m in METRICS.shown_in("default") if not m.instead_of]) <= 6
-    docs = Path(__file__).parents[3] / "docs"
     for page in ("glossary.md", "links.py"):
-        assert "<!-- metrics -->" in (docs / page).read_text("utf-8")
+        assert "<!-- metrics -->" in (ROOT / "docs" / page).read_text("utf-8")

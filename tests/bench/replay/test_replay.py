@@ -249,18 +249,6 @@ def test_texts_of_another_engine_are_read(pair, tmp_path):
     assert [tokenizer.decode(r.new_tokens) for r in found] == ["c", ""]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [("", "is empty"), ("not json", "line 1: not JSON"), ('{"prompt": "a"}', "line 1: give")],
-)
-def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
-    path = tmp_path / "x.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=says) as refusal:
-        read_recording(path, pair[0].tokenizer)
-    assert "\n" not in str(refusal.value)
-
-
 def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):
     """Its ids would mean other texts."""
     folder = ResultsFolder(tmp_path)

@@ -41,10 +41,6 @@ def sweep(path, values=(2, 4, 8), **facts):
     return path
 
 
-def settings(*configs):
-    return [tuple(one) for one in swept([{"config": config} for config in configs])]
-
-
 @pytest.mark.parametrize(
     ("configs", "found"),
     [
@@ -54,14 +50,8 @@ def settings(*configs):
             [("a.c", [0, 1, 2], ["a.c"]), ("b.c", [0, 1, 0], ["b.c"])],
         ),
         (
-            [
-                {"decoder": {"a": {"gamma": g, "w": w}, "b": {"gamma": g, "v": w}}}
-                for g, w in ((2, 1), (4, 1), (2, 3))
-            ],
-            [
-                ("gamma", [2, 4, 2], ["decoder.a.gamma", "decoder.b.gamma"]),
-                ("w", [1, 1, 3], ["decoder.a.w", "decoder.b.v"]),
-            ],
+            [{"a": {"g": g, "w": w}, "b": {"g": g, "v": w}} for g, w in ((2, 1), (4, 1), (2, 3))],
+            [("g", [2, 4, 2], ["a.g", "b.g"]), ("w", [1, 1, 3], ["a.w", "b.v"])],
         ),
         (
             [{"repeats": 2, "batch_size": 1}, {"repeats": 1, "batch_size": 2}],
@@ -70,7 +60,7 @@ def settings(*configs):
     ],
 )
 def test_what_a_sweep_varied(configs, found):
-    assert settings(*configs) == found
+    assert swept([{"config": config} for config in configs]) == found
 
 
 def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):

@@ -8,7 +8,7 @@ from measured import FAST, GREEDY, RUN, measured, measured_trees, sample, step, 
 from transformers import AutoTokenizer
 
 from ouroboros.bench.report.gather import load
-from ouroboros.bench.report.viewer import LETTERS, find_tokenizer, splitter, viewer_run
+from ouroboros.bench.report.viewer import LETTERS, find_tokenizer, viewer_run
 from ouroboros.cli.main import main
 from ouroboros.models.load import model_path
 
@@ -48,7 +48,6 @@ def test_a_viewer_takes_prompts_at_even_distances(tmp_path):
 
 def test_tokens_are_ids_without_the_runs_own_tokenizer(tmp_path):
     assert find_tokenizer("no/such-model") is find_tokenizer("reference/target", "other") is None
-    assert splitter(None)([5, 6]) == ["5 ", "6 "]
     write_run(tmp_path, RUN, [sample("a", "greedy", [step(0, 0)])])
     with pytest.raises(ValueError, match="tokenizer=no/such-model"):
         viewer_run(load(tmp_path), "x", most_tokens=9, tokenizer="no/such-model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from bench_models import Stop, TextTask, bench_of, ran
@@ -10,16 +11,12 @@ from ouroboros.baselines import (
     AdaptiveSpeculative,
     Greedy,
     HFGenerate,
-    Lookahead,
-    PromptLookup,
     Racer,
-    Speculative,
     SuffixDecoding,
     TokenRecycling,
 )
-from tiny import SIZES, mostly_slow
+from tiny import DRAFTERS, mostly_slow
 
-from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES
@@ -32,20 +29,13 @@ PROMPTS = ["abcab", "x", "hello hello", "q" * 40, "zyx zyx zyx", "defdef", "1"]
 
 
 def decoders(draft) -> dict:
-    return {
-        "greedy": Greedy,
+    others = {
         "hf_greedy": HFGenerate,
-        "speculative": lambda: Speculative(draft, gamma=3),
         "adaptive": lambda: AdaptiveSpeculative(draft, gamma=4, costs="epyc"),
-        "lookahead": lambda: Lookahead(**SIZES),
-        "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=4),
         "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4),
-        "hybrid": lambda: SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
-        "recycling": lambda: TokenRecycling(nodes=12),
         "racer": Racer,
-        "ouroboros": lambda: Ouroboros(draft, max_nodes=16, adapt=False),
-        "ouroboros_paper": lambda: OuroborosPaper(draft, gamma=3, **SIZES),
     }
+    return {name: partial(make, draft) for name, make in DRAFTERS.items()} | others
 
 
 def job(pair, made=None, *, stop=(), **options):

@@ -85,22 +85,16 @@ def test_a_failed_turn_fails_the_later_one_for_every_decoder(pair, tmp_path):
 
 
 def test_selecting_keeps_the_turns_of_a_conversation_together():
-    examples = [
-        e
-        for n in range(6)
-        for e in (Example(f"{n}/1", "p"), Example(f"{n}/2", "q", follows=f"{n}/1"))
-    ]
+    pairs = [(Example(f"{n}/1", "p"), Example(f"{n}/2", "q", follows=f"{n}/1")) for n in range(6)]
+    examples = [turn for pair in pairs for turn in pair]
     chosen = [e.id for e in select(examples, limit=2, stride=3)]
     assert chosen == ["0/1", "0/2", "3/1", "3/2"]
     shuffled = [e.id for e in select(examples, limit=None, shuffle=1)]
     assert sorted(shuffled) == [e.id for e in examples] and shuffled != sorted(shuffled)
     assert all(b == a[:-1] + "2" for a, b in zip(shuffled[::2], shuffled[1::2], strict=True))
-    for wrong, options, says in (
-        (examples[-1:], {}, "5/2 follows '5/1', which does not precede it"),
-        ([], {}, "no examples"),
-    ):
+    for wrong, says in ((examples[-1:], "5/2 follows '5/1', which does not"), ([], "no examples")):
         with pytest.raises(ValueError, match=says):
-            select(wrong, limit=None, **options)
+            select(wrong, limit=None)
 
 
 def test_the_fingerprint_covers_what_prompts_are_made_of():
@@ -154,9 +148,8 @@ def ticking(pair, monkeypatch):
 
 
 def test_a_prompt_with_a_clock_is_the_same_for_all_decoders_resumes_and_audits(ticking, tmp_path):
-    task, decoders = SpecBench(path="examples", template="chat"), {}
-    for name in ("greedy", "other"):
-        decoders[name] = RootOnly
+    task = SpecBench(path="examples", template="chat")
+    decoders = {"greedy": RootOnly, "other": RootOnly}
     how = {"examples": task.load()[:3], "max_new": 6, "repeats": 2}
     folder = ran(bench_of([ticking], task, decoders, **how), tmp_path)
     whole = {s.key: s.new_tokens for s in folder.load_samples()}
@@ -217,16 +210,13 @@ def test_a_completion_ends_at_the_ends_of_model_tokenizer_and_template(template,
 
 
 def test_an_end_token_is_no_text_even_if_it_is_not_special(pair, tmp_path):
-    (whole,) = ran(
-        bench_of(pair[:1], TextTask("ab"), {"greedy": RootOnly}), tmp_path
-    ).load_samples()
+    task, decoders = TextTask("ab"), {"greedy": RootOnly}
+    (whole,) = ran(bench_of(pair[:1], task, decoders), tmp_path).load_samples()
     end = next(one for one in whole.new_tokens if one != whole.new_tokens[0])
     model = tiny_llama(0)
     model.generation_config.eos_token_id = end
-    bench = bench_of(
-        [CachedModel(model, tokenizer=byte_tokenizer())], TextTask("ab"), {"greedy": RootOnly}
-    )
-    (sample,) = ran(bench, tmp_path / "again").load_samples()
+    ended = [CachedModel(model, tokenizer=byte_tokenizer())]
+    (sample,) = ran(bench_of(ended, task, decoders), tmp_path / "again").load_samples()
     assert sample.finish == "eos" and sample.new_tokens[-1] == end
     assert sample.text and sample.text == byte_tokenizer().decode(sample.new_tokens[:-1])
 

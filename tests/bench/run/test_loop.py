@@ -43,10 +43,10 @@ class Broken(RootOnly):
 
 
 class Guess(RootOnly):
-    """Proposes three siblings."""
+    """Proposes three siblings, two of which the target chooses now and then."""
 
     def propose(self, tokens, budget):
-        branches = [[2], [3], [5]] if budget > 1 else []
+        branches = [[241], [26], [5]] if budget > 1 else []
         return TokenTree.chain(tokens[-1], ()).graft(branches, source="draft")
 
 
@@ -58,9 +58,11 @@ class Sure(Guess):
         return replace(tree, probability=(1.0, 0.5, 0.25, 0.125)[: len(tree)])
 
 
-def job(pair, decoders=None, **changes):
-    task = Counting("x", "xx", "xxx", max_new=6)
-    return bench_of(pair[:1], task, decoders or {"greedy": RootOnly, "other": RootOnly}, **changes)
+BOTH = {"greedy": RootOnly, "other": RootOnly}
+
+
+def job(pair, decoders=BOTH, **changes):
+    return bench_of(pair[:1], Counting("x", "xx", "xxx", max_new=6), decoders, **changes)
 
 
 def test_decoders_alternate_and_rotate(pair):
@@ -169,6 +171,7 @@ def test_trees_with_probabilities_are_kept_for_the_first_repeat(pair, tmp_path):
         assert text == list(samples[key].new_tokens)
         assert steps[0].tree.probability == (1.0, 0.5, 0.25, 0.125)
         assert steps[0].tree.source == ("", "draft", "draft", "draft")
+    assert any(len(one.path) > 1 for steps in trees.values() for one in steps)
     line = json.loads((tmp_path / TREES).read_text().splitlines()[0])
     assert line["sources"] == ["", "draft"] and "probe" not in line["steps"][0]
     lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
@@ -194,8 +197,7 @@ def test_trees_of_every_drafter_come_with_predictions_until_their_file_is_full(
 def test_no_graph_is_captured_in_a_timed_text(tmp_path, monkeypatch, temperature):
     """Calls are captured before the warm-up, choices of every size during it."""
     pretend(monkeypatch)
-    by_torch = "ouroboros.core.select._best", lambda scores: scores.argmax(-1)
-    monkeypatch.setattr(*by_torch)
+    monkeypatch.setattr("ouroboros.core.select._best", lambda scores: scores.argmax(-1))
     captures, untimed = [], []
     capture = Static._capture
     monkeypatch.setattr(Static, "_capture", lambda *a: captures.append(a) or capture(*a))

@@ -52,30 +52,22 @@ def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypat
 @pytest.mark.parametrize(
     ("task", "row", "says"),
     [
-        (
-            GSM8K,
-            {"quest": "?", "answer": "#### 1"},
-            'line 2: its field "question" must be non-empty text; it has quest, answer',
-        ),
-        (GSM8K, {"question": "", "answer": "#### 1"}, 'line 2: its field "question" must be non-'),
-        (CNNDM, {"article": "a", "highlights": "b"}, 'line 2: its field "id"'),
-        (WMT16, {"translation": {"de": "ja"}}, r'line 2: its field "translation.en"'),
-        (WMT16, {"translation": "ja"}, r'line 2: its field "translation.de"'),
-        (
-            MBPP,
-            {**problem(511), "task_id": "511"},
-            'line 2: its field "task_id" must be a whole number',
-        ),
-        (MBPP, problem(511, test_list=[1]), 'line 2: its field "test_list" must be a list of text'),
-        (SpecBench, {"question_id": 1, "category": "qa"}, 'line 2: its field "turns"'),
-        (Prompts, {"prompt": 3}, 'line 2: its field "prompt" must be non-empty text'),
+        (GSM8K, {"quest": "?"}, '"question" must be non-empty text; it has quest'),
+        (GSM8K, {"question": "", "answer": "#### 1"}, '"question" must be non-empty text'),
+        (CNNDM, {"article": "a", "highlights": "b"}, '"id"'),
+        (WMT16, {"translation": {"de": "ja"}}, r'"translation.en"'),
+        (WMT16, {"translation": "ja"}, r'"translation.de"'),
+        (MBPP, problem(511) | {"task_id": "511"}, '"task_id" must be a whole number'),
+        (MBPP, problem(511, test_list=[1]), '"test_list" must be a list of text'),
+        (SpecBench, {"question_id": 1, "category": "qa"}, '"turns"'),
+        (Prompts, {"prompt": 3}, '"prompt" must be non-empty text'),
     ],
 )
 def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, task, row, says):
     good = task(path="examples").file.read_text().splitlines()[0]
     path = tmp_path / "rows.jsonl"
     path.write_text(good + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(ValueError, match=f"rows.jsonl, {says}"):
+    with pytest.raises(ValueError, match=f"rows.jsonl, line 2: its field {says}"):
         task(path=str(path)).load()
 
 
@@ -198,9 +190,8 @@ def test_mbpp_splits_and_worked_examples(tmp_path):
     with pytest.raises(ValueError, match=r"task\.split 'dev'"):
         MBPP(path=path, split="dev")
     yi = MBPP(path=path, template="paper-yi").load()[0].prompt
-    assert yi.count("[BEGIN]\ndef f():\r\n\treturn") == 3 and yi.endswith(
-        "'assert f()']\n[BEGIN]\n"
-    )
+    assert yi.count("[BEGIN]\ndef f():\r\n\treturn") == 3
+    assert yi.endswith("'assert f()']\n[BEGIN]\n")
     plain = MBPP(path=path).load()[0].prompt
     assert "[BEGIN]\ndef f():\n    return 3\n[DONE]\nYou are an expert" in plain
     deepseek = MBPP(path=path, template="paper-deepseek").load()[0].prompt

