@@ -13,7 +13,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-ADDRESS = types.CPointer(types.int64)
 FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8  # floats of a vector
 COLUMNS = 64  # columns that `multiply_block` keeps in registers
@@ -95,57 +94,43 @@ def float_of(context, bits):
 @intrinsic
 def pointer(context, address):
     """Convert an address to an untyped pointer."""
-    return types.voidptr(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
-        arguments[0], BYTE.as_pointer()
+    return types.voidptr(types.int64), lambda _, builder, __, arguments: _at(
+        builder, arguments[0], BYTE
     )
 
 
 @intrinsic
 def next_item(context, counter):
-    """Return the number at a pointer that threads share, and increment it atomically."""
-    return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
-        "add", arguments[0], LONG(1), "monotonic"
+    """Return the number at an address that threads share, and increment it atomically."""
+    return types.int64(types.int64), lambda _, builder, __, arguments: builder.atomic_rmw(
+        "add", _at(builder, arguments[0], LONG), LONG(1), "monotonic"
     )
 
 
-@intrinsic
-def counter_at(context, address):
-    """Convert a counter's address to the pointer that `next_item` takes."""
-    return ADDRESS(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
-        arguments[0], LONG.as_pointer()
-    )
-
-
-@intrinsic
-def wait_for_all(context, arrived, team, sleep):
-    """Count this thread's arrival at the pointer `arrived`, and wait until `team` threads arrived.
+@generated
+def wait_for_all(builder, arrived, team, sleep):
+    """Count this thread's arrival at the address `arrived`, and wait until `team` threads arrived.
     After `SPINS` checks, each check first sleeps NAP_US by the function at the address `sleep`."""
-
-    def generate(_, builder, __, arguments):
-        arrived, team, sleep = arguments
-        kind = ir.FunctionType(INT, [INT])
-        names = "check", "spin", "sleep", "end"
-        before = builder.block
-        check, spin, away, end = (builder.append_basic_block(name) for name in names)
-        builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
-        builder.branch(check)
-        builder.position_at_end(check)
-        checks = builder.phi(LONG)
-        count = builder.load_atomic(arrived, "acquire", 8)
-        builder.cbranch(builder.icmp_signed(">=", count, team), end, spin)
-        builder.position_at_end(spin)
-        builder.call(_declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
-        more = builder.add(checks, LONG(1))
-        builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
-        builder.position_at_end(away)
-        builder.call(builder.inttoptr(sleep, kind.as_pointer()), [INT(NAP_US)])
-        builder.branch(check)
-        for value, block in ((LONG(0), before), (more, spin), (more, away)):
-            checks.add_incoming(value, block)
-        builder.position_at_end(end)
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(ADDRESS, types.int64, types.int64), generate
+    arrived, kind = _at(builder, arrived, LONG), ir.FunctionType(INT, [INT])
+    names = "check", "spin", "sleep", "end"
+    before = builder.block
+    check, spin, away, end = (builder.append_basic_block(name) for name in names)
+    builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
+    builder.branch(check)
+    builder.position_at_end(check)
+    checks = builder.phi(LONG)
+    count = builder.load_atomic(arrived, "acquire", 8)
+    builder.cbranch(builder.icmp_signed(">=", count, team), end, spin)
+    builder.position_at_end(spin)
+    builder.call(_declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
+    more = builder.add(checks, LONG(1))
+    builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
+    builder.position_at_end(away)
+    builder.call(_at(builder, sleep, kind), [INT(NAP_US)])
+    builder.branch(check)
+    for value, block in ((LONG(0), before), (more, spin), (more, away)):
+        checks.add_incoming(value, block)
+    builder.position_at_end(end)
 
 
 @intrinsic
@@ -154,7 +139,7 @@ def number_from(context, address):
 
     def generate(_, builder, __, arguments):
         kind = ir.FunctionType(INT, [])
-        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        number = builder.call(_at(builder, arguments[0], kind), [])
         return builder.sext(number, LONG)
 
     return types.int64(types.int64), generate

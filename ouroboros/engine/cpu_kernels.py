@@ -156,17 +156,15 @@ def _weigh(weights, values, width, totals):
     """Add values in turn, each times its weight in `weights` [n, values], to `totals` [n, columns].
     `values` is the address of the first value, `width` the bytes from one value to the next."""
     row, stride, steps = weights.strides[0], totals.strides[0], weights.shape[1]
+    end = 4 * totals.shape[1]
+    in_tiles = end // (16 * LANES) * 16 * LANES
     for at in range(0, len(totals), TOGETHER):
         own, to = weights.ctypes.data + at * row, totals.ctypes.data + at * stride
-        left, column = len(totals) - at, 0
-        while column + 4 * LANES <= totals.shape[1]:
-            past = 4 * column
+        left = len(totals) - at
+        for past in range(0, in_tiles, 16 * LANES):
             ops.weigh_tile(own, row, left, values + past, width, to + past, stride, steps)
-            column += 4 * LANES
-        while column < totals.shape[1]:
-            past = 4 * column
+        for past in range(in_tiles, end, 4 * LANES):
             ops.weigh_line(own, row, left, values + past, width, to + past, stride, steps)
-            column += LANES
 
 
 @numba.njit(forceinline=True, **FAST)
@@ -676,7 +674,7 @@ def _wait(team, sleep, counter):
     """Wait until all threads of a team have arrived here; return the address of the next counter.
     Each is two integers: the next work item, and how many threads have no more work."""
     if team > 1:
-        ops.wait_for_all(ops.counter_at(counter + 8), team, sleep)
+        ops.wait_for_all(counter + 8, team, sleep)
     return counter + 16
 
 
@@ -720,8 +718,9 @@ class Kernel:
     that it takes (see `Kernels`)."""
 
     def __init__(self, function) -> None:
+        signature = types.void(types.CPointer(types.int64))
         with cached_in(CACHE) as options:
-            compiled: Any = numba.cfunc(types.void(ops.ADDRESS), **options, **FAST)(function)
+            compiled: Any = numba.cfunc(signature, **options, **FAST)(function)
         self.compiled = compiled  # keeps the code alive
         self.address = compiled.address
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
@@ -756,8 +755,8 @@ def _compile(dtype: torch.dtype) -> Kernels:
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def multiply(a):
-        out = numba.carray(ops.pointer(a[9]), (a[2], a[4]), kind)
-        _multiply(a, a[3], a[5], numba.carray(a, (9,))[6:9], out)
+        block, out = numba.carray(a, (9,)), numba.carray(ops.pointer(a[9]), (a[2], a[4]), kind)
+        _multiply(block.ctypes.data, a[3], a[5], block[6:9], out)
 
     def decode(a):
         n, width, heads, kv_heads, head_width, inner = a[2], a[3], a[4], a[5], a[6], a[7]
@@ -784,21 +783,21 @@ def _compile(dtype: torch.dtype) -> Kernels:
         tails = numba.carray(ops.pointer(a[43]), (n, a[44]), np.int64)
         first = numba.carray(ops.pointer(a[45]), (2, n), np.int64)
         heads_of_row, every = qkv.reshape(n, heads + 2 * kv_heads, head_width), np.arange(n)
-        row = ops.next_item(ops.counter_at(counter))
+        row = ops.next_item(counter)
         while row < n:
             residual[row] = embeddings[ids[row]]
-            row = ops.next_item(ops.counter_at(counter))
+            row = ops.next_item(counter)
         for index in range(len(layers)):
             own = layers[index]
             norm_before, norm_after = _vector(own[0], width, kind), _vector(own[1], width, kind)
             q_norm, k_norm = _vector(own[2], head_width, kind), _vector(own[3], head_width, kind)
             counter = _wait(team, sleep, counter)
             more = addend if index else addend[:0]
-            _norm_rows(ops.counter_at(counter), every, residual, more, norm_before, normed, eps)
+            _norm_rows(counter, every, residual, more, norm_before, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply(ops.counter_at(counter), width, normed.ctypes.data, own[5:8], qkv)
+            _multiply(counter, width, normed.ctypes.data, own[5:8], qkv)
             counter = _wait(team, sleep, counter)
-            row, at = ops.next_item(ops.counter_at(counter)), 0
+            row, at = ops.next_item(counter), 0
             while row < n:
                 while row >= parts[at, 1]:
                     at += 1
@@ -812,9 +811,9 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     *(heads_of_row[row], cos[turn], sin[turn], q_norm, k_norm, eps),
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
-                row = ops.next_item(ops.counter_at(counter))
+                row = ops.next_item(counter)
             counter = _wait(team, sleep, counter)
-            item, at, before = ops.next_item(ops.counter_at(counter)), 0, 0
+            item, at, before = ops.next_item(counter), 0, 0
             while at < len(parts):
                 part = parts[at]
                 own_rows = slice(part[0], part[1])
@@ -833,21 +832,21 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     *(first[own[4], own_rows], lengths[own_rows], straight[own_rows]),
                     *(tails[own_rows], scale, attended[own_rows]),
                 )
-                item = ops.next_item(ops.counter_at(counter))
+                item = ops.next_item(counter)
             counter = _wait(team, sleep, counter)
             source = attended.ctypes.data
-            _multiply(ops.counter_at(counter), heads * head_width, source, own[8:11], addend)
+            _multiply(counter, heads * head_width, source, own[8:11], addend)
             counter = _wait(team, sleep, counter)
-            _norm_rows(ops.counter_at(counter), every, residual, addend, norm_after, normed, eps)
+            _norm_rows(counter, every, residual, addend, norm_after, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply(ops.counter_at(counter), width, normed.ctypes.data, own[11:14], both)
+            _multiply(counter, width, normed.ctypes.data, own[11:14], both)
             counter = _wait(team, sleep, counter)
-            _gate_rows(ops.counter_at(counter), both.reshape(n, 2, inner), gated)
+            _gate_rows(counter, both.reshape(n, 2, inner), gated)
             counter = _wait(team, sleep, counter)
-            _multiply(ops.counter_at(counter), inner, gated.ctypes.data, own[14:17], addend)
+            _multiply(counter, inner, gated.ctypes.data, own[14:17], addend)
         counter = _wait(team, sleep, counter)
-        _norm_rows(ops.counter_at(counter), kept, residual, addend, last_norm, normed, eps)
+        _norm_rows(counter, kept, residual, addend, last_norm, normed, eps)
         counter = _wait(team, sleep, counter)
-        _multiply(ops.counter_at(counter), width, normed.ctypes.data, head, logits)
+        _multiply(counter, width, normed.ctypes.data, head, logits)
 
     return Kernels(Kernel(multiply), Kernel(decode))
