@@ -199,7 +199,7 @@ class HFGenerate:
                 stack.callback(hook.remove)
             for own in (target, self.draft):
                 if own is not None:  # as fast on a CPU as in our own calls by modules
-                    stack.enter_context(own.packed.used())
+                    stack.enter_context(own.engine.packed.used())
             started = time.perf_counter()
             out = target.model.generate(
                 torch.tensor(ids, device=target.device),

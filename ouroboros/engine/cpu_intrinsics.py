@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import llvmlite.binding
@@ -11,7 +13,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-ADDRESS = types.CPointer(types.int64)
 FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8  # floats of a vector
 COLUMNS = 64  # columns that `multiply_block` keeps in registers
@@ -59,6 +60,21 @@ TILE_ROWS, TILE_STEP = 16, 32  # rows and inputs of a tile
 INT8_STEP = 64  # inputs of a tile of int8
 
 
+def generated(emit: Callable[..., None]):
+    """Return an intrinsic with int64 arguments and no result. `emit(builder, *arguments)` generates
+    its code."""
+
+    @wraps(emit)
+    def typed(context, *arguments):
+        def generate(_, builder, __, values):
+            emit(builder, *values)
+            return ir.Constant(BYTE.as_pointer(), None)
+
+        return types.void(*[types.int64] * len(arguments)), generate
+
+    return intrinsic(typed)
+
+
 @intrinsic
 def bits_of(context, value):
     """Return the bits of a float32."""
@@ -78,57 +94,43 @@ def float_of(context, bits):
 @intrinsic
 def pointer(context, address):
     """Convert an address to an untyped pointer."""
-    return types.voidptr(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
-        arguments[0], BYTE.as_pointer()
+    return types.voidptr(types.int64), lambda _, builder, __, arguments: _at(
+        builder, arguments[0], BYTE
     )
 
 
 @intrinsic
 def next_item(context, counter):
-    """Return the number at a pointer that threads share, and increment it atomically."""
-    return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
-        "add", arguments[0], LONG(1), "monotonic"
+    """Return the number at an address that threads share, and increment it atomically."""
+    return types.int64(types.int64), lambda _, builder, __, arguments: builder.atomic_rmw(
+        "add", _at(builder, arguments[0], LONG), LONG(1), "monotonic"
     )
 
 
-@intrinsic
-def counter_at(context, address):
-    """Convert a counter's address to the pointer that `next_item` takes."""
-    return ADDRESS(types.int64), lambda _, builder, __, arguments: builder.inttoptr(
-        arguments[0], LONG.as_pointer()
-    )
-
-
-@intrinsic
-def wait_for_all(context, arrived, team, sleep):
-    """Count this thread's arrival at the pointer `arrived`, and wait until `team` threads arrived.
+@generated
+def wait_for_all(builder, arrived, team, sleep):
+    """Count this thread's arrival at the address `arrived`, and wait until `team` threads arrived.
     After `SPINS` checks, each check first sleeps NAP_US by the function at the address `sleep`."""
-
-    def generate(_, builder, __, arguments):
-        arrived, team, sleep = arguments
-        kind = ir.FunctionType(INT, [INT])
-        names = "check", "spin", "sleep", "end"
-        before = builder.block
-        check, spin, away, end = (builder.append_basic_block(name) for name in names)
-        builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
-        builder.branch(check)
-        builder.position_at_end(check)
-        checks = builder.phi(LONG)
-        count = builder.load_atomic(arrived, "acquire", 8)
-        builder.cbranch(builder.icmp_signed(">=", count, team), end, spin)
-        builder.position_at_end(spin)
-        builder.call(_declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
-        more = builder.add(checks, LONG(1))
-        builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
-        builder.position_at_end(away)
-        builder.call(builder.inttoptr(sleep, kind.as_pointer()), [INT(NAP_US)])
-        builder.branch(check)
-        for value, block in ((LONG(0), before), (more, spin), (more, away)):
-            checks.add_incoming(value, block)
-        builder.position_at_end(end)
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(ADDRESS, types.int64, types.int64), generate
+    arrived, kind = _at(builder, arrived, LONG), ir.FunctionType(INT, [INT])
+    names = "check", "spin", "sleep", "end"
+    before = builder.block
+    check, spin, away, end = (builder.append_basic_block(name) for name in names)
+    builder.atomic_rmw("add", arrived, LONG(1), "acq_rel")
+    builder.branch(check)
+    builder.position_at_end(check)
+    checks = builder.phi(LONG)
+    count = builder.load_atomic(arrived, "acquire", 8)
+    builder.cbranch(builder.icmp_signed(">=", count, team), end, spin)
+    builder.position_at_end(spin)
+    builder.call(_declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
+    more = builder.add(checks, LONG(1))
+    builder.cbranch(builder.icmp_signed("<", more, LONG(SPINS)), check, away)
+    builder.position_at_end(away)
+    builder.call(_at(builder, sleep, kind), [INT(NAP_US)])
+    builder.branch(check)
+    for value, block in ((LONG(0), before), (more, spin), (more, away)):
+        checks.add_incoming(value, block)
+    builder.position_at_end(end)
 
 
 @intrinsic
@@ -137,7 +139,7 @@ def number_from(context, address):
 
     def generate(_, builder, __, arguments):
         kind = ir.FunctionType(INT, [])
-        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        number = builder.call(_at(builder, arguments[0], kind), [])
         return builder.sext(number, LONG)
 
     return types.int64(types.int64), generate
@@ -145,6 +147,10 @@ def number_from(context, address):
 
 def _at(builder, address, kind):
     return builder.inttoptr(address, kind.as_pointer())
+
+
+def _past(builder, start, step, size: int):
+    return builder.add(start, builder.mul(step, LONG(size)))
 
 
 def _rows_from(builder, start, stride, together: int, count) -> list[Any]:
@@ -162,11 +168,11 @@ def _declared(builder, name: str, returned, *parameters):
     return known or ir.Function(builder.module, ir.FunctionType(returned, parameters), name)
 
 
-def _every_lane(builder, start, step):
-    """Load the float32 of a step and return it in every lane of a vector."""
-    value = builder.load(builder.gep(_at(builder, start, FLOAT), [step]), align=4)
-    first = builder.insert_element(LINE(ir.Undefined), value, INT(0))
-    return builder.shuffle_vector(first, LINE(ir.Undefined), PLACES([0] * LANES))
+def _every_lane(builder, value, kind):
+    """Return a vector of type `kind` with the value in every lane."""
+    blank, first_lane = kind(ir.Undefined), ir.VectorType(INT, kind.count)([0] * kind.count)
+    first = builder.insert_element(blank, value, INT(0))
+    return builder.shuffle_vector(first, blank, first_lane)
 
 
 def _repeated(builder, steps, values: list, body: Any) -> list:
@@ -218,7 +224,7 @@ def _multiplier(fetch: int):
             prefetch = _declared(
                 builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
             )
-            blank, starts = INTS(ir.Undefined), _rows_from(builder, rows, stride, AT_ONCE, count)
+            starts = _rows_from(builder, rows, stride, AT_ONCE, count)
 
             def numbers(words):
                 """Return the numbers in a vector of words as vectors to multiply."""
@@ -242,8 +248,7 @@ def _multiplier(fetch: int):
                     if at % 4 == 0:
                         own = builder.add(starts[at // 4], past)
                         word = builder.load(_at(builder, own, INT))
-                        first = builder.insert_element(blank, word, INT(0))
-                        x = numbers(builder.shuffle_vector(first, blank, INTS([0] * 16)))
+                        x = numbers(_every_lane(builder, word, INTS))
                     for one, other in zip(x, columns[at % 4], strict=True):
                         operands = [total, other, one] if native else [one, other, total]
                         total = builder.call(multiply, operands)
@@ -266,8 +271,8 @@ def _multiplier(fetch: int):
 multiply_block, multiply_block_ahead = _multiplier(0), _multiplier(2)
 
 
-@intrinsic
-def multiply_integers(context, rows, stride, count, weight, sums, steps, scales, row, more):
+@generated
+def multiply_integers(builder, rows, stride, count, weight, sums, steps, scales, row, more):
     """Multiply four rows of 16-bit integers by 64 columns of an int8 weight over `steps` pairs of
     inputs, at most 256. Write the products, times a float32 scale of each row, to `sums`, [4, 64]
     float32; with `more`, add them instead.
@@ -275,39 +280,30 @@ def multiply_integers(context, rows, stride, count, weight, sums, steps, scales,
     `rows` and `scales` are addresses of the first row and its scale; `stride` and `row` the bytes
     to the next. If `count` is below four, the first row takes the place of missing rows.
     """
+    # with AVX512-VNNI, LLVM joins this and the addition in one instruction
+    multiply = _declared(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, SHORTS, SHORTS)
+    narrow = ir.VectorType(BYTE, 32)
+    starts = _rows_from(builder, rows, stride, TOGETHER, count)
 
-    def generate(_, builder, __, arguments):
-        rows, stride, count, weight, sums, steps, scales, row, more = arguments
-        # with AVX512-VNNI, LLVM joins this and the addition in one instruction
-        multiply = _declared(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, SHORTS, SHORTS)
-        narrow, blank = ir.VectorType(BYTE, 32), INTS(ir.Undefined)
-        starts = _rows_from(builder, rows, stride, TOGETHER, count)
+    def add(step, totals):
+        line = _at(builder, _past(builder, weight, step, 2 * COLUMNS), narrow)
+        loaded = [builder.load(builder.gep(line, [LONG(i)]), align=1) for i in range(4)]
+        columns, found = [builder.sext(own, SHORTS) for own in loaded], []
+        for start in starts:
+            pair = builder.load(_at(builder, _past(builder, start, step, 4), INT))
+            x = builder.bitcast(_every_lane(builder, pair, INTS), SHORTS)
+            found += [builder.call(multiply, [x, w]) for w in columns]
+        return [builder.add(*both) for both in zip(totals, found, strict=True)]
 
-        def add(step, totals):
-            line = _at(builder, _past(builder, weight, step, 2 * COLUMNS), narrow)
-            loaded = [builder.load(builder.gep(line, [LONG(i)]), align=1) for i in range(4)]
-            columns, found = [builder.sext(own, SHORTS) for own in loaded], []
-            for start in starts:
-                pair = builder.load(_at(builder, _past(builder, start, step, 4), INT))
-                first = builder.insert_element(blank, pair, INT(0))
-                x = builder.bitcast(builder.shuffle_vector(first, blank, INTS([0] * 16)), SHORTS)
-                found += [builder.call(multiply, [x, w]) for w in columns]
-            return [builder.add(*both) for both in zip(totals, found, strict=True)]
-
-        found = _repeated(builder, steps, [INTS([0] * 16)] * (4 * TOGETHER), add)
-        adds = builder.icmp_signed("!=", more, LONG(0))
-        for at, scale in enumerate(_rows_from(builder, scales, row, TOGETHER, count)):
-            value = builder.load(_at(builder, scale, FLOAT), align=4)
-            first = builder.insert_element(FLOATS(ir.Undefined), value, INT(0))
-            every = builder.shuffle_vector(first, FLOATS(ir.Undefined), INTS([0] * 16))
-            for index in range(4 * at, 4 * at + 4):
-                product = builder.fmul(builder.sitofp(found[index], FLOATS), every)
-                place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
-                added = builder.fadd(builder.load(place, align=4), product)
-                builder.store(builder.select(adds, added, product), place, align=4)
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(*[types.int64] * 9), generate
+    found = _repeated(builder, steps, [INTS([0] * 16)] * (4 * TOGETHER), add)
+    adds = builder.icmp_signed("!=", more, LONG(0))
+    for at, scale in enumerate(_rows_from(builder, scales, row, TOGETHER, count)):
+        every = _every_lane(builder, builder.load(_at(builder, scale, FLOAT), align=4), FLOATS)
+        for index in range(4 * at, 4 * at + 4):
+            product = builder.fmul(builder.sitofp(found[index], FLOATS), every)
+            place = builder.gep(_at(builder, sums, FLOATS), [LONG(index)])
+            added = builder.fadd(builder.load(place, align=4), product)
+            builder.store(builder.select(adds, added, product), place, align=4)
 
 
 def _amx(builder, name: str, *operands) -> None:
@@ -320,74 +316,57 @@ def _amx(builder, name: str, *operands) -> None:
     builder.call(_declared(builder, f"llvm.x86.{name}", ir.VoidType(), *kinds), operands)
 
 
-@intrinsic
-def set_tiles(context, config):
+@generated
+def set_tiles(builder, config):
     """Configure this thread's AMX tiles as at the address `config`; 0 releases them."""
-
-    def generate(_, builder, __, arguments):
-        some = builder.icmp_signed("!=", arguments[0], LONG(0))
-        with builder.if_else(some) as (then, otherwise):
-            with then:
-                kind, place = BYTE.as_pointer(), _at(builder, arguments[0], BYTE)
-                builder.call(_declared(builder, "llvm.x86.ldtilecfg", ir.VoidType(), kind), [place])
-            with otherwise:
-                _amx(builder, "tilerelease")
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(types.int64), generate
+    some = builder.icmp_signed("!=", config, LONG(0))
+    with builder.if_else(some) as (then, otherwise):
+        with then:
+            _amx(builder, "ldtilecfg", _at(builder, config, BYTE))
+        with otherwise:
+            _amx(builder, "tilerelease")
 
 
-@intrinsic
-def transpose(context, source, stride, target, width):
+@generated
+def transpose(builder, source, stride, target, width):
     """Transpose 16 x 16 numbers of 32 bits from the address `source`, whose rows are `stride` bytes
     apart, to `target`, whose rows are `width` bytes apart."""
-
-    def generate(_, builder, __, arguments):
-        source, stride, target, width = arguments
-        starts = _rows_from(builder, source, stride, 16, LONG(16))
-        rows = [builder.load(_at(builder, start, INTS), align=4) for start in starts]
-        for size in (1, 2, 4, 8):  # exchange blocks of this size off the diagonal
-            low = [lane if not lane & size else 16 + lane - size for lane in range(16)]
-            high = [lane + size if not lane & size else 16 + lane for lane in range(16)]
-            for at in range(16):
-                if not at & size:
-                    pair = rows[at], rows[at + size]
-                    rows[at] = builder.shuffle_vector(*pair, INTS(low))
-                    rows[at + size] = builder.shuffle_vector(*pair, INTS(high))
-        for row, place in zip(rows, _rows_from(builder, target, width, 16, LONG(16)), strict=True):
-            builder.store(row, _at(builder, place, INTS), align=4)
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(*[types.int64] * 4), generate
+    starts = _rows_from(builder, source, stride, 16, LONG(16))
+    rows = [builder.load(_at(builder, start, INTS), align=4) for start in starts]
+    for size in (1, 2, 4, 8):  # exchange blocks of this size off the diagonal
+        low = [lane if not lane & size else 16 + lane - size for lane in range(16)]
+        high = [lane + size if not lane & size else 16 + lane for lane in range(16)]
+        for at in range(16):
+            if not at & size:
+                pair = rows[at], rows[at + size]
+                rows[at] = builder.shuffle_vector(*pair, INTS(low))
+                rows[at + size] = builder.shuffle_vector(*pair, INTS(high))
+    for row, place in zip(rows, _rows_from(builder, target, width, 16, LONG(16)), strict=True):
+        builder.store(row, _at(builder, place, INTS), align=4)
 
 
-@intrinsic
-def interleave(context, one, two, target):
+@generated
+def interleave(builder, one, two, target):
     """Write pairs of 16-bit numbers to the address `target`: each of the 64 at the address `one`,
     followed by its neighbour at `two`. Each 32 pairs are in the order 0 to 3, 8 to 11, 16 to 19, 24
     to 27, 4 to 7, ...: the one instruction for this works within 128 bits."""
-
-    def generate(_, builder, __, arguments):
-        one, two, target = (_at(builder, place, SHORTS) for place in arguments)
-        index = 0
-        for half in range(2):
-            pair = [builder.load(builder.gep(x, [LONG(half)]), align=2) for x in (one, two)]
-            for start in (0, 4):
-                lanes = [32 * (i % 2) + 8 * (i // 8) + start + i % 8 // 2 for i in range(32)]
-                kind = ir.VectorType(INT, 32)
-                mixed = builder.shuffle_vector(*pair, kind(lanes))
-                builder.store(mixed, builder.gep(target, [LONG(index)]), align=4)
-                index += 1
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(*[types.int64] * 3), generate
+    one, two, target = (_at(builder, place, SHORTS) for place in (one, two, target))
+    index = 0
+    for half in range(2):
+        pair = [builder.load(builder.gep(x, [LONG(half)]), align=2) for x in (one, two)]
+        for start in (0, 4):
+            lanes = [32 * (i % 2) + 8 * (i // 8) + start + i % 8 // 2 for i in range(32)]
+            kind = ir.VectorType(INT, 32)
+            mixed = builder.shuffle_vector(*pair, kind(lanes))
+            builder.store(mixed, builder.gep(target, [LONG(index)]), align=4)
+            index += 1
 
 
 def _tiler(more: bool):
     """Return an intrinsic that multiplies with AMX; with `more`, it adds to the sums."""
 
-    @intrinsic
-    def multiply(context, rows, stride, weight, sums, row, steps):
+    @generated
+    def multiply(builder, rows, stride, weight, sums, row, steps):
         """Multiply rows by 64 columns of a bfloat16 weight, [inputs / 2, 64, 2], over `steps` times
         32 inputs. Write the products to `sums`, [rows, 64] float32.
 
@@ -395,30 +374,24 @@ def _tiler(more: bool):
         rows of sums. Tiles 0 to 3 hold the sums, 4 the rows, 5 to 7 the weight.
         """
 
-        def generate(_, builder, __, arguments):
-            rows, stride, weight, sums, row, steps = arguments
+        def add(step, _):
+            _amx(builder, "tileloadd64", BYTE(4), _past(builder, rows, step, 64), stride)
+            line = _past(builder, weight, step, 64 * COLUMNS)
+            for at in range(4):
+                own, place = BYTE(5 + at % 3), builder.add(line, LONG(64 * at))
+                _amx(builder, "tileloadd64", own, place, LONG(4 * COLUMNS))
+                _amx(builder, "tdpbf16ps", BYTE(at), BYTE(4), own)
+            return []
 
-            def add(step, _):
-                _amx(builder, "tileloadd64", BYTE(4), _past(builder, rows, step, 64), stride)
-                line = _past(builder, weight, step, 64 * COLUMNS)
-                for at in range(4):
-                    own, place = BYTE(5 + at % 3), builder.add(line, LONG(64 * at))
-                    _amx(builder, "tileloadd64", own, place, LONG(4 * COLUMNS))
-                    _amx(builder, "tdpbf16ps", BYTE(at), BYTE(4), own)
-                return []
-
-            places = [builder.add(sums, LONG(64 * at)) for at in range(4)]
-            for at, place in enumerate(places):
-                if more:
-                    _amx(builder, "tileloadd64", BYTE(at), place, row)
-                else:
-                    _amx(builder, "tilezero", BYTE(at))
-            _repeated(builder, steps, [], add)
-            for at, place in enumerate(places):
-                _amx(builder, "tilestored64", BYTE(at), place, row)
-            return ir.Constant(BYTE.as_pointer(), None)
-
-        return types.void(*[types.int64] * 6), generate
+        places = [builder.add(sums, LONG(64 * at)) for at in range(4)]
+        for at, place in enumerate(places):
+            if more:
+                _amx(builder, "tileloadd64", BYTE(at), place, row)
+            else:
+                _amx(builder, "tilezero", BYTE(at))
+        _repeated(builder, steps, [], add)
+        for at, place in enumerate(places):
+            _amx(builder, "tilestored64", BYTE(at), place, row)
 
     return multiply
 
@@ -426,8 +399,8 @@ def _tiler(more: bool):
 multiply_tile, multiply_tile_more = _tiler(False), _tiler(True)
 
 
-@intrinsic
-def multiply_int8_tile(context, high, low, stride, weight, sums, apart, steps):
+@generated
+def multiply_int8_tile(builder, high, low, stride, weight, sums, apart, steps):
     """Multiply rows of 16-bit integers by 64 columns of an int8 weight over `steps` times 64 inputs
     with AMX. Write the products of the upper bytes, at address `high`, to `sums`, [rows, 64] int32,
     and those of the lower bytes, at `low`, `apart` bytes further.
@@ -435,39 +408,29 @@ def multiply_int8_tile(context, high, low, stride, weight, sums, apart, steps):
     Tiles 0 to 3 hold the sums for 32 columns, 4 and 5 the rows, 6 and 7 the weight. `stride` is
     the bytes between rows.
     """
+    for half in range(2):
+        for at in range(4):
+            _amx(builder, "tilezero", BYTE(at))
 
-    def generate(_, builder, __, arguments):
-        high, low, stride, weight, sums, apart, steps = arguments
-        for half in range(2):
-            for at in range(4):
-                _amx(builder, "tilezero", BYTE(at))
+        def add(step, _, half=half):
+            for at, rows in ((4, high), (5, low)):
+                place = _past(builder, rows, step, INT8_STEP)
+                _amx(builder, "tileloadd64", BYTE(at), place, stride)
+            line = _past(builder, weight, step, INT8_STEP * COLUMNS)
+            line = builder.add(line, LONG(2048 * half))
+            for at in range(2):
+                place = builder.add(line, LONG(1024 * at))
+                _amx(builder, "tileloadd64", BYTE(6 + at), place, LONG(64))
+                _amx(builder, "tdpbssd", BYTE(at), BYTE(4), BYTE(6 + at))
+                _amx(builder, "tdpbusd", BYTE(2 + at), BYTE(5), BYTE(6 + at))
+            return []
 
-            def add(step, _, half=half):
-                for at, rows in ((4, high), (5, low)):
-                    place = _past(builder, rows, step, INT8_STEP)
-                    _amx(builder, "tileloadd64", BYTE(at), place, stride)
-                line = _past(builder, weight, step, INT8_STEP * COLUMNS)
-                line = builder.add(line, LONG(2048 * half))
-                for at in range(2):
-                    place = builder.add(line, LONG(1024 * at))
-                    _amx(builder, "tileloadd64", BYTE(6 + at), place, LONG(64))
-                    _amx(builder, "tdpbssd", BYTE(at), BYTE(4), BYTE(6 + at))
-                    _amx(builder, "tdpbusd", BYTE(2 + at), BYTE(5), BYTE(6 + at))
-                return []
-
-            _repeated(builder, steps, [], add)
-            for at in range(4):
-                place = builder.add(sums, LONG(128 * half + 64 * (at % 2)))
-                if at > 1:
-                    place = builder.add(place, apart)
-                _amx(builder, "tilestored64", BYTE(at), place, LONG(4 * COLUMNS))
-        return ir.Constant(BYTE.as_pointer(), None)
-
-    return types.void(*[types.int64] * 7), generate
-
-
-def _past(builder, start, step, size: int):
-    return builder.add(start, builder.mul(step, LONG(size)))
+        _repeated(builder, steps, [], add)
+        for at in range(4):
+            place = builder.add(sums, LONG(128 * half + 64 * (at % 2)))
+            if at > 1:
+                place = builder.add(place, apart)
+            _amx(builder, "tilestored64", BYTE(at), place, LONG(4 * COLUMNS))
 
 
 def _halving() -> tuple[list[tuple[list[int], list[int]]], list[int]]:
@@ -498,49 +461,43 @@ STAGES, ORDER = _halving()
 def _scorer(together: int):
     """Return an intrinsic for the dot products of `together` queries with several keys."""
 
-    @intrinsic
-    def score(context, queries, stride, count, keys, width, scores, row, steps):
+    @generated
+    def score(builder, queries, stride, count, keys, width, scores, row, steps):
         """Write the dot products of `count` queries with `LANES / together` keys to `scores`.
 
         `queries`, `keys` and `scores` are addresses of float32. Bytes from one query to the next:
         `stride` in queries, `row` in scores; from one key: `width`. A step is `LANES` columns.
         """
+        every = LANES // together
+        starts = _rows_from(builder, queries, stride, together, count)
+        starts += _rows_from(builder, keys, width, every, LONG(every))
 
-        def generate(_, builder, __, arguments):
-            queries, stride, count, keys, width, scores, row, steps = arguments
-            every = LANES // together
-            starts = _rows_from(builder, queries, stride, together, count)
-            starts += _rows_from(builder, keys, width, every, LONG(every))
+        def add(step, sums):
+            skipped = builder.mul(step, LONG(4 * LANES))
+            lines = [
+                builder.load(_at(builder, builder.add(start, skipped), LINE), align=4)
+                for start in starts
+            ]
+            pairs = [(x, y) for x in lines[:together] for y in lines[together:]]
+            return _products_added(builder, pairs, sums)
 
-            def add(step, sums):
-                skipped = builder.mul(step, LONG(4 * LANES))
-                lines = [
-                    builder.load(_at(builder, builder.add(start, skipped), LINE), align=4)
-                    for start in starts
-                ]
-                pairs = [(x, y) for x in lines[:together] for y in lines[together:]]
-                return _products_added(builder, pairs, sums)
-
-            found = _repeated(builder, steps, [LINE([0.0] * LANES)] * LANES, add)
-            sums = [found[ORDER.index(at)] for at in range(LANES)]
-            for low, high in STAGES:
-                sums = [
-                    builder.fadd(
-                        builder.shuffle_vector(a, b, PLACES(low)),
-                        builder.shuffle_vector(a, b, PLACES(high)),
-                    )
-                    for a, b in zip(sums[::2], sums[1::2], strict=True)
-                ]
-            targets = _rows_from(builder, scores, row, together, count)
-            kind = ir.VectorType(INT, every)
-            for at, target in enumerate(targets):
-                lanes = kind(list(range(at * every, (at + 1) * every)))
-                own = builder.shuffle_vector(sums[0], sums[0], lanes)
-                place = _at(builder, target, ir.VectorType(FLOAT, every))
-                builder.store(own, place, align=4)
-            return ir.Constant(BYTE.as_pointer(), None)
-
-        return types.void(*[types.int64] * 8), generate
+        found = _repeated(builder, steps, [LINE([0.0] * LANES)] * LANES, add)
+        sums = [found[ORDER.index(at)] for at in range(LANES)]
+        for low, high in STAGES:
+            sums = [
+                builder.fadd(
+                    builder.shuffle_vector(a, b, PLACES(low)),
+                    builder.shuffle_vector(a, b, PLACES(high)),
+                )
+                for a, b in zip(sums[::2], sums[1::2], strict=True)
+            ]
+        targets = _rows_from(builder, scores, row, together, count)
+        kind = ir.VectorType(INT, every)
+        for at, target in enumerate(targets):
+            lanes = kind(list(range(at * every, (at + 1) * every)))
+            own = builder.shuffle_vector(sums[0], sums[0], lanes)
+            place = _at(builder, target, ir.VectorType(FLOAT, every))
+            builder.store(own, place, align=4)
 
     return score
 
@@ -549,38 +506,35 @@ def _weigher(together: int, vectors: int):
     """Return an intrinsic for weighted sums of values, of `together` queries and `vectors` vectors
     of columns."""
 
-    @intrinsic
-    def weigh(context, weights, row, count, values, width, totals, stride, steps):
+    @generated
+    def weigh(builder, weights, row, count, values, width, totals, stride, steps):
         """Add `steps` values in order, each times its weight, to the `totals` of `count` queries.
 
         `weights`, `values` and `totals` are addresses of float32. Bytes from one query to the next:
         `row` in weights, `stride` in totals; from one value to the next: `width`.
         """
+        rows = _rows_from(builder, weights, row, together, count)
+        places = [
+            builder.gep(_at(builder, start, LINE), [LONG(vector)])
+            for start in _rows_from(builder, totals, stride, together, count)
+            for vector in range(vectors)
+        ]
 
-        def generate(_, builder, __, arguments):
-            weights, row, count, values, width, totals, stride, steps = arguments
-            rows = _rows_from(builder, weights, row, together, count)
-            places = [
-                builder.gep(_at(builder, start, LINE), [LONG(vector)])
-                for start in _rows_from(builder, totals, stride, together, count)
+        def add(step, sums):
+            line = _at(builder, builder.add(values, builder.mul(step, width)), LINE)
+            lines = [
+                builder.load(builder.gep(line, [LONG(vector)]), align=4)
                 for vector in range(vectors)
             ]
+            factors = []
+            for start in rows:
+                weight = builder.load(builder.gep(_at(builder, start, FLOAT), [step]), align=4)
+                factors.append(_every_lane(builder, weight, LINE))
+            return _products_added(builder, [(x, y) for x in factors for y in lines], sums)
 
-            def add(step, sums):
-                line = _at(builder, builder.add(values, builder.mul(step, width)), LINE)
-                lines = [
-                    builder.load(builder.gep(line, [LONG(vector)]), align=4)
-                    for vector in range(vectors)
-                ]
-                weights = [_every_lane(builder, start, step) for start in rows]
-                return _products_added(builder, [(w, y) for w in weights for y in lines], sums)
-
-            before = [builder.load(place, align=4) for place in places]
-            for place, total in zip(places, _repeated(builder, steps, before, add), strict=True):
-                builder.store(total, place, align=4)
-            return ir.Constant(BYTE.as_pointer(), None)
-
-        return types.void(*[types.int64] * 8), generate
+        before = [builder.load(place, align=4) for place in places]
+        for place, total in zip(places, _repeated(builder, steps, before, add), strict=True):
+            builder.store(total, place, align=4)
 
     return weigh
 

@@ -23,8 +23,8 @@ import torch
 from numba import types
 
 from ouroboros.core.jit import cache_folder, cached_in, compile_now
+from ouroboros.engine import cpu_intrinsics as ops
 from ouroboros.engine.cpu_intrinsics import (
-    ADDRESS,
     AT_ONCE,
     COLUMNS,
     INT8_STEP,
@@ -34,36 +34,14 @@ from ouroboros.engine.cpu_intrinsics import (
     TILE_STEP,
     TILES,
     TOGETHER,
-    bits_of,
     can_multiply,
-    counter_at,
-    float_of,
-    interleave,
-    multiply_block,
-    multiply_block_ahead,
-    multiply_int8_tile,
-    multiply_integers,
-    multiply_tile,
-    multiply_tile_more,
-    next_item,
-    number_from,
-    pointer,
-    score_line,
-    score_tile,
-    set_tiles,
-    transpose,
-    wait_for_all,
-    weigh_line,
-    weigh_tile,
 )
 
 HERE = Path(__file__)
 CACHE = cache_folder([HERE.with_name("cpu_intrinsics.py"), HERE])
 BLOCK = 16  # rows attend to whole blocks of positions, which begin at multiples of 16
 CHUNK, QUERIES = 32, 128  # keys converted to float32 at a time, and queries that use them
-DEPTH = (
-    1024 if LANES == 16 else 128
-)  # inputs per partial sum; half of it for layers with at most DEPTH inputs
+DEPTH = 1024 if LANES == 16 else 128  # inputs per partial sum; half for at most DEPTH inputs
 LEAST = np.float32(-50)  # lowest exponent of a weight: products of smaller ones are subnormal
 # numbers, which the processor handles 100 times slower
 PIECE = 2048  # columns of one work item of `gate`
@@ -78,13 +56,13 @@ FAST: dict[str, Any] = {  # sums may be reordered and fused; NaN and infinity st
 @numba.njit(forceinline=True, **FAST)
 def _get(array, at):
     if array.itemsize == 2:  # bfloat16, which is the upper half of float32
-        return float_of(np.uint32(np.uint16(array[at])) << np.uint32(16))
+        return ops.float_of(np.uint32(np.uint16(array[at])) << np.uint32(16))
     return np.float32(array[at])
 
 
 @numba.njit(forceinline=True, **FAST)
 def _rounded_bits(value):
-    bits = bits_of(np.float32(value))
+    bits = ops.bits_of(np.float32(value))
     return bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
 
 
@@ -92,7 +70,7 @@ def _rounded_bits(value):
 def _round(array, value):
     """Return `value` rounded to the dtype of `array`, as float32."""
     if array.itemsize == 2:
-        return float_of(_rounded_bits(value) & np.uint32(0xFFFF0000))
+        return ops.float_of(_rounded_bits(value) & np.uint32(0xFFFF0000))
     return np.float32(value)
 
 
@@ -115,7 +93,7 @@ def _exp(x):
     y = y * f + np.float32(4.1665795894e-2)
     y = y * f + np.float32(1.6666665459e-1)
     y = y * f + np.float32(5.0000001201e-1)
-    power = float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    power = ops.float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
     return (y * f * f + f + np.float32(1)) * power
 
 
@@ -167,10 +145,10 @@ def _score(queries, keys, width, scores):
         if left > 1:
             for key in range(0, scores.shape[1], LANES // TOGETHER):
                 start = keys + key * width
-                score_tile(own, stride, left, start, width, to + 4 * key, row, steps)
+                ops.score_tile(own, stride, left, start, width, to + 4 * key, row, steps)
         else:
             for key in range(0, scores.shape[1], LANES):
-                score_line(own, stride, 1, keys + key * width, width, to + 4 * key, row, steps)
+                ops.score_line(own, stride, 1, keys + key * width, width, to + 4 * key, row, steps)
 
 
 @numba.njit(**FAST)
@@ -178,17 +156,15 @@ def _weigh(weights, values, width, totals):
     """Add values in turn, each times its weight in `weights` [n, values], to `totals` [n, columns].
     `values` is the address of the first value, `width` the bytes from one value to the next."""
     row, stride, steps = weights.strides[0], totals.strides[0], weights.shape[1]
+    end = 4 * totals.shape[1]
+    in_tiles = end // (16 * LANES) * 16 * LANES
     for at in range(0, len(totals), TOGETHER):
         own, to = weights.ctypes.data + at * row, totals.ctypes.data + at * stride
-        left, column = len(totals) - at, 0
-        while column + 4 * LANES <= totals.shape[1]:
-            past = 4 * column
-            weigh_tile(own, row, left, values + past, width, to + past, stride, steps)
-            column += 4 * LANES
-        while column < totals.shape[1]:
-            past = 4 * column
-            weigh_line(own, row, left, values + past, width, to + past, stride, steps)
-            column += LANES
+        left = len(totals) - at
+        for past in range(0, in_tiles, 16 * LANES):
+            ops.weigh_tile(own, row, left, values + past, width, to + past, stride, steps)
+        for past in range(in_tiles, end, 4 * LANES):
+            ops.weigh_line(own, row, left, values + past, width, to + past, stride, steps)
 
 
 @numba.njit(forceinline=True, **FAST)
@@ -205,8 +181,8 @@ def _softmax(scores, skip, count):
     scores[count:] = -np.inf
     highest = np.int32(-0x80000000)
     for at in range(len(scores)):
-        highest = max(highest, _ordered(np.int32(bits_of(scores[at]))))
-    top = float_of(np.uint32(_ordered(highest)))
+        highest = max(highest, _ordered(np.int32(ops.bits_of(scores[at]))))
+    top = ops.float_of(np.uint32(_ordered(highest)))
     for at in range(len(scores)):
         scores[at] = _exp(max(scores[at] - top, LEAST))
     scores[:skip] = 0
@@ -276,9 +252,9 @@ def _score_tiles(keys, queries, block, scores, row):
                 source, past = last.ctypes.data, last.strides[0]
             target = block.ctypes.data + 4 * (at - start)
             for part in range(0, width // 2, TILE_ROWS):
-                transpose(source + 4 * part, past, target + part * line, line)
+                ops.transpose(source + 4 * part, past, target + part * line, line)
         for query in range(0, len(queries), TILE_ROWS):
-            multiply_tile(
+            ops.multiply_tile(
                 *(queries.ctypes.data + query * 2 * width, 2 * width, block.ctypes.data),
                 *(scores + query * row + 4 * start, row, width // TILE_STEP),
             )
@@ -300,10 +276,10 @@ def _weigh_tiles(weights, row, n, values, slots, pairs, sums):
             for pair in range((count + 1) // 2):
                 at = start + 2 * pair
                 second = address + slots[at + 1] * stride if 2 * pair + 1 < count else zeros
-                interleave(address + slots[at] * stride, second, pairs[pair].ctypes.data)
+                ops.interleave(address + slots[at] * stride, second, pairs[pair].ctypes.data)
             pairs[(count + 1) // 2 : steps * TILE_STEP // 2] = 0
             for query in range(0, n, TILE_ROWS):
-                multiply_tile_more(
+                ops.multiply_tile_more(
                     *(weights + query * row + 2 * start, row, pairs.ctypes.data),
                     *(sums[block, query:].ctypes.data, line, steps),
                 )
@@ -342,9 +318,9 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     for query in range(n * group):
         for at in range(width):
             _put(packed[query], at, queries[query // group, query % group, at])
-    set_tiles(together.ctypes.data)
+    ops.set_tiles(together.ctypes.data)
     _score_tiles(keys[begin:end], packed, scratch, scores.ctypes.data, row)
-    set_tiles(alone.ctypes.data)
+    ops.set_tiles(alone.ctypes.data)
     for r in range(n):
         if straight[r] < lengths[r]:
             for at in range(lengths[r] - shared):
@@ -366,7 +342,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
         for at in range(columns):
             _put(to, at, own[at])
     address, half = weights.ctypes.data, weights.strides[0]
-    set_tiles(together.ctypes.data)
+    ops.set_tiles(together.ctypes.data)
     _weigh_tiles(address, half, most, values, slots[: min(shared, end) - begin], scratch, sums)
     if end > shared:  # of rows without tails
         later = np.zeros((most, columns), keys.dtype)
@@ -375,7 +351,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
                 later[query] = weights[query]
         past = later.ctypes.data + 2 * (shared - begin)
         _weigh_tiles(past, half, most, values, slots[shared - begin : end - begin], scratch, sums)
-    set_tiles(alone.ctypes.data)
+    ops.set_tiles(alone.ctypes.data)
     for r in range(n):
         if straight[r] < lengths[r]:
             own = slots[shared - begin : lengths[r] - begin].copy()
@@ -384,7 +360,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
             past = address + r * group * half + 2 * (shared - begin)
             part = sums[:, r * group : (r + 1) * group]
             _weigh_tiles(past, half, group, values, own, scratch, part)
-    set_tiles(0)
+    ops.set_tiles(0)
     for query in range(n * group):
         target, total = out[query // group, query % group], totals[query]
         for part in range(len(sums)):
@@ -491,24 +467,24 @@ def _write_products(sums, bias, column, out):
 
 @numba.njit(**FAST)
 def _by_tiles(counter, width, rows, weight, bias, out):
-    """Do `_multiply_rows` with AMX: 16 rows at a time."""
+    """Do `_multiply` with AMX: 16 rows at a time."""
     n, stride = len(out), 2 * width
     tiles = (n + TILE_ROWS - 1) // TILE_ROWS
     configs = _tile_configs(n - (tiles - 1) * TILE_ROWS, 5)
     sums = np.empty((n, COLUMNS), np.float32)
-    item = next_item(counter)
+    item = ops.next_item(counter)
     while item * COLUMNS < out.shape[1]:
         block = weight + item * COLUMNS * stride
         for tile in range(tiles):
             row = tile * TILE_ROWS
-            set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
-            multiply_tile(
+            ops.set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
+            ops.multiply_tile(
                 *(rows + row * stride, stride, block),
                 *(sums[row:].ctypes.data, np.int64(4 * COLUMNS), width // TILE_STEP),
             )
-        set_tiles(0)
+        ops.set_tiles(0)
         _write_products(sums, bias, item * COLUMNS, out)
-        item = next_item(counter)
+        item = ops.next_item(counter)
 
 
 _if_tiles = _by_tiles if TILES else _nothing
@@ -521,8 +497,8 @@ def _to_integers(row, integers, scales):
         piece = slice(group * GROUP, min((group + 1) * GROUP, len(row)))
         source, own, highest = row[piece], integers[piece], np.int32(0)
         for at in range(len(source)):
-            highest = max(highest, np.int32(bits_of(_get(source, at)) & np.uint32(0x7FFFFFFF)))
-        scale = max(float_of(np.uint32(highest)) / np.float32(32767), np.float32(1e-37))
+            highest = max(highest, np.int32(ops.bits_of(_get(source, at)) & np.uint32(0x7FFFFFFF)))
+        scale = max(ops.float_of(np.uint32(highest)) / np.float32(32767), np.float32(1e-37))
         scales[group] = scale
         for at in range(len(source)):
             own[at] = np.int16(np.floor(_get(source, at) / scale + np.float32(0.5)))
@@ -550,31 +526,27 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
             split[0, row, at] = np.uint8(integers[row, at] >> 8)
             split[1, row, at] = np.uint8(integers[row, at] & 255)
     parts, sums = np.empty((2, n, COLUMNS), np.int32), np.empty((n, COLUMNS), np.float32)
-    item = next_item(counter)
+    item = ops.next_item(counter)
     while item * COLUMNS < out.shape[1]:
         sums[:] = 0
         for group in range(scale_of.shape[1]):
             start = group * GROUP
             for tile in range(tiles):
                 row = tile * TILE_ROWS
-                set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
-                multiply_int8_tile(
+                ops.set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
+                ops.multiply_int8_tile(
                     *(split[0, row, start:].ctypes.data, split[1, row, start:].ctypes.data, width),
                     *(weight + (item * width + start) * COLUMNS, parts[0, row:].ctypes.data),
                     *(4 * n * COLUMNS, min(GROUP, width - start) // INT8_STEP),
                 )
             for row in range(n):
-                own, high, low, scale = (
-                    sums[row],
-                    parts[0, row],
-                    parts[1, row],
-                    scale_of[row, group],
-                )
+                own, scale = sums[row], scale_of[row, group]
+                high, low = parts[0, row], parts[1, row]
                 for at in range(COLUMNS):
                     own[at] += np.float32((high[at] << np.int32(8)) + low[at]) * scale
-        set_tiles(0)
+        ops.set_tiles(0)
         _write_scaled(sums, scales, bias, item * COLUMNS, out)
-        item = next_item(counter)
+        item = ops.next_item(counter)
 
 
 _if_int8_tiles = _int8_by_tiles if INT8_TILES else _nothing
@@ -582,10 +554,10 @@ _if_int8_tiles = _int8_by_tiles if INT8_TILES else _nothing
 
 @numba.njit(**FAST)
 def _by_integers(counter, width, rows, weight, scales, bias, out):
-    """Do `_multiply_rows` with an int8 weight whose columns have `scales`. The rows are rounded to
+    """Do `_multiply` with an int8 weight whose columns have `scales`. The rows are rounded to
     16-bit integers, whose products are summed exactly within each GROUP of inputs."""
     (n, columns), groups = out.shape, (width + GROUP - 1) // GROUP
-    source = numba.carray(pointer(rows), (n, width), out.dtype)
+    source = numba.carray(ops.pointer(rows), (n, width), out.dtype)
     integers = np.empty((n, width), np.int16)
     scale_of = np.empty((n, groups), np.float32)
     for row in range(n):
@@ -594,34 +566,42 @@ def _by_integers(counter, width, rows, weight, scales, bias, out):
         _if_int8_tiles(counter, integers, scale_of, weight, scales, bias, out)
         return
     sums = np.empty(((n + TOGETHER - 1) // TOGETHER * TOGETHER, COLUMNS), np.float32)
-    item = next_item(counter)
+    item = ops.next_item(counter)
     while item * COLUMNS < columns:
         for row in range(0, n, TOGETHER):
             for group in range(groups):
                 start = group * GROUP
-                multiply_integers(
+                ops.multiply_integers(
                     *(integers[row, start:].ctypes.data, 2 * width, n - row),
                     *(weight + (item * width + start) * COLUMNS, sums[row:].ctypes.data),
                     min(GROUP, width - start) // 2,
                     *(scale_of[row, group:].ctypes.data, 4 * groups, group),
                 )
         _write_scaled(sums, scales, bias, item * COLUMNS, out)
-        item = next_item(counter)
+        item = ops.next_item(counter)
 
 
 _if_integers = _by_integers if can_multiply(bfloat16=False) else _nothing
 
 
 @numba.njit(**FAST)
-def _multiply_rows(counter, width, rows, weight, scales, bias, out):
+def _vector(address, size, dtype):
+    """Return the array [size] at an address; an empty one for address 0."""
+    return numba.carray(ops.pointer(address), (size if address else 0,), dtype)
+
+
+@numba.njit(**FAST)
+def _multiply(counter, width, rows, product, out):
     """Multiply the rows at address `rows`, [n, width], by a packed weight (see `prepack.Packed`),
-    add `bias` if not empty, and write the result to `out`, [n, columns]. Threads take work items of
-    64 columns from `counter`. If `scales` is not empty, the weight is int8 and has a scale for each
-    column.
+    add a bias, and write the result to `out`, [n, columns]. Threads take work items of 64 columns
+    from `counter`. `product` has the addresses of the weight, of the bias, and of the scales of an
+    int8 weight's columns (0: none).
 
     Without AMX, each block of inputs is summed separately, then added to the total. With more than
     `AT_ONCE` rows, the next block of weights is prefetched during the first ones.
     """
+    weight, bias = product[0], _vector(product[1], out.shape[1], out.dtype)
+    scales = _vector(product[2], out.shape[1], np.float32)
     if len(scales):
         _if_integers(counter, width, rows, weight, scales, bias, out)
         return
@@ -632,9 +612,9 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
     items, depth = (columns + COLUMNS - 1) // COLUMNS, DEPTH if width > DEPTH else DEPTH // 2
     sums = np.empty(((n + AT_ONCE - 1) // AT_ONCE * AT_ONCE, COLUMNS), np.float32)
     totals, stride = sums.ctypes.data, width * size
-    item = next_item(counter)
+    item = ops.next_item(counter)
     while item < items:
-        following = next_item(counter)
+        following = ops.next_item(counter)
         block = weight + item * COLUMNS * stride
         for start in range(0, width, depth):
             steps = min(depth, width - start) * size // 4
@@ -644,10 +624,10 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
             for row in range(0, n, AT_ONCE):
                 own, total = rows + row * stride + start * size, totals + row * COLUMNS * 4
                 if n <= AT_ONCE or row >= 2 * AT_ONCE:
-                    multiply_block(out, own, stride, n - row, block, total, steps, start, 0)
+                    ops.multiply_block(out, own, stride, n - row, block, total, steps, start, 0)
                 else:
                     ahead += row // AT_ONCE * steps * 2 * COLUMNS
-                    multiply_block_ahead(
+                    ops.multiply_block_ahead(
                         out, own, stride, n - row, block, total, steps, start, ahead
                     )
             block += steps * 4 * COLUMNS
@@ -656,25 +636,11 @@ def _multiply_rows(counter, width, rows, weight, scales, bias, out):
 
 
 @numba.njit(**FAST)
-def _vector(address, size, dtype):
-    """Return the array [size] at an address; an empty one for address 0."""
-    return numba.carray(pointer(address), (size if address else 0,), dtype)
-
-
-@numba.njit(**FAST)
-def _multiply(counter, width, rows, product, out):
-    """Do `_multiply_rows` with the addresses of weight, bias and scales in `product`."""
-    bias = _vector(product[1], out.shape[1], out.dtype)
-    scales = _vector(product[2], out.shape[1], np.float32)
-    _multiply_rows(counter, width, rows, product[0], scales, bias, out)
-
-
-@numba.njit(**FAST)
 def _norm_rows(counter, rows, residual, addend, weight, out, eps):
     """For each row index in `rows`: add that row of `addend`, unless it is empty, to the residual
     in place, and write the sum's RMSNorm to `out`, whose rows are in the order of `rows`. Threads
     take row numbers from `counter`."""
-    item = next_item(counter)
+    item = ops.next_item(counter)
     while item < len(rows):
         own = residual[rows[item]]
         if len(addend):
@@ -682,7 +648,7 @@ def _norm_rows(counter, rows, residual, addend, weight, out, eps):
             for at in range(len(own)):
                 _put(own, at, _get(own, at) + _get(more, at))
         _norm(own, weight, out[item], eps)
-        item = next_item(counter)
+        item = ops.next_item(counter)
 
 
 @numba.njit(**FAST)
@@ -708,7 +674,7 @@ def _wait(team, sleep, counter):
     """Wait until all threads of a team have arrived here; return the address of the next counter.
     Each is two integers: the next work item, and how many threads have no more work."""
     if team > 1:
-        wait_for_all(counter_at(counter + 8), team, sleep)
+        ops.wait_for_all(counter + 8, team, sleep)
     return counter + 16
 
 
@@ -717,7 +683,7 @@ def _gate_rows(counter, both, out):
     """Set `out` [n, width] to SiLU(gate) * up; `both` is [n, 2, width], gate and up. Threads take
     work items of `PIECE` columns of a row from `counter`."""
     n, width = out.shape
-    pieces, item = (width + PIECE - 1) // PIECE, next_item(counter)
+    pieces, item = (width + PIECE - 1) // PIECE, ops.next_item(counter)
     while item < n * pieces:
         row, start = item // pieces, item % pieces * PIECE
         piece = slice(start, min(start + PIECE, width))
@@ -726,7 +692,7 @@ def _gate_rows(counter, both, out):
             x = _get(inputs, at)
             silu = _round(own, x / (np.float32(1) + _exp(-x)))
             _put(own, at, silu * _get(factors, at))
-        item = next_item(counter)
+        item = ops.next_item(counter)
 
 
 def _pool():
@@ -752,8 +718,9 @@ class Kernel:
     that it takes (see `Kernels`)."""
 
     def __init__(self, function) -> None:
+        signature = types.void(types.CPointer(types.int64))
         with cached_in(CACHE) as options:
-            compiled: Any = numba.cfunc(types.void(ADDRESS), **options, **FAST)(function)
+            compiled: Any = numba.cfunc(signature, **options, **FAST)(function)
         self.compiled = compiled  # keeps the code alive
         self.address = compiled.address
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
@@ -788,67 +755,65 @@ def _compile(dtype: torch.dtype) -> Kernels:
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def multiply(a):
-        out = numba.carray(pointer(a[9]), (a[2], a[4]), kind)
-        _multiply(a, a[3], a[5], numba.carray(a, (9,))[6:9], out)
+        block, out = numba.carray(a, (9,)), numba.carray(ops.pointer(a[9]), (a[2], a[4]), kind)
+        _multiply(block.ctypes.data, a[3], a[5], block[6:9], out)
 
     def decode(a):
         n, width, heads, kv_heads, head_width, inner = a[2], a[3], a[4], a[5], a[6], a[7]
-        eps, scale, size = float_of(np.uint32(a[8])), float_of(np.uint32(a[9])), a[10]
-        layers = numba.carray(pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
-        parts = numba.carray(pointer(a[13]), (a[14], PART_FIELDS), np.int64)
-        team, counter, sleep = number_from(a[15]) if a[15] else 1, a[16], a[17]
+        eps, scale, size = ops.float_of(np.uint32(a[8])), ops.float_of(np.uint32(a[9])), a[10]
+        layers = numba.carray(ops.pointer(a[11]), (a[12], LAYER_FIELDS), np.int64)
+        parts = numba.carray(ops.pointer(a[13]), (a[14], PART_FIELDS), np.int64)
+        team, counter, sleep = ops.number_from(a[15]) if a[15] else 1, a[16], a[17]
         ids, positions = _vector(a[18], n, np.int64), _vector(a[19], n, np.int64)
-        embeddings = numba.carray(pointer(a[20]), (a[21], width), kind)
-        cos = numba.carray(pointer(a[22]), (a[24], head_width), kind)
-        sin = numba.carray(pointer(a[23]), (a[24], head_width), kind)
+        embeddings = numba.carray(ops.pointer(a[20]), (a[21], width), kind)
+        cos = numba.carray(ops.pointer(a[22]), (a[24], head_width), kind)
+        sin = numba.carray(ops.pointer(a[23]), (a[24], head_width), kind)
         kept, last_norm = _vector(a[25], a[26], np.int64), _vector(a[27], width, kind)
-        head, logits = (
-            numba.carray(a, (31,))[28:],
-            numba.carray(pointer(a[31]), (a[26], a[32]), kind),
-        )
-        residual = numba.carray(pointer(a[33]), (n, width), kind)
-        normed = numba.carray(pointer(a[34]), (n, width), kind)
-        qkv = numba.carray(pointer(a[35]), (n, (heads + 2 * kv_heads) * head_width), kind)
-        queries = numba.carray(pointer(a[36]), (n, heads, head_width), np.float32)
-        attended = numba.carray(pointer(a[37]), (n, heads, head_width), kind)
-        addend = numba.carray(pointer(a[38]), (n, width), kind)
-        both = numba.carray(pointer(a[39]), (n, 2 * inner), kind)
-        gated = numba.carray(pointer(a[40]), (n, inner), kind)
+        head = numba.carray(a, (31,))[28:]
+        logits = numba.carray(ops.pointer(a[31]), (a[26], a[32]), kind)
+        residual = numba.carray(ops.pointer(a[33]), (n, width), kind)
+        normed = numba.carray(ops.pointer(a[34]), (n, width), kind)
+        qkv = numba.carray(ops.pointer(a[35]), (n, (heads + 2 * kv_heads) * head_width), kind)
+        queries = numba.carray(ops.pointer(a[36]), (n, heads, head_width), np.float32)
+        attended = numba.carray(ops.pointer(a[37]), (n, heads, head_width), kind)
+        addend = numba.carray(ops.pointer(a[38]), (n, width), kind)
+        both = numba.carray(ops.pointer(a[39]), (n, 2 * inner), kind)
+        gated = numba.carray(ops.pointer(a[40]), (n, inner), kind)
         lengths, straight = _vector(a[41], n, np.int64), _vector(a[42], n, np.int64)
-        tails = numba.carray(pointer(a[43]), (n, a[44]), np.int64)
-        first = numba.carray(pointer(a[45]), (2, n), np.int64)
+        tails = numba.carray(ops.pointer(a[43]), (n, a[44]), np.int64)
+        first = numba.carray(ops.pointer(a[45]), (2, n), np.int64)
         heads_of_row, every = qkv.reshape(n, heads + 2 * kv_heads, head_width), np.arange(n)
-        row = next_item(counter_at(counter))
+        row = ops.next_item(counter)
         while row < n:
             residual[row] = embeddings[ids[row]]
-            row = next_item(counter_at(counter))
+            row = ops.next_item(counter)
         for index in range(len(layers)):
             own = layers[index]
             norm_before, norm_after = _vector(own[0], width, kind), _vector(own[1], width, kind)
             q_norm, k_norm = _vector(own[2], head_width, kind), _vector(own[3], head_width, kind)
             counter = _wait(team, sleep, counter)
             more = addend if index else addend[:0]
-            _norm_rows(counter_at(counter), every, residual, more, norm_before, normed, eps)
+            _norm_rows(counter, every, residual, more, norm_before, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply(counter_at(counter), width, normed.ctypes.data, own[5:8], qkv)
+            _multiply(counter, width, normed.ctypes.data, own[5:8], qkv)
             counter = _wait(team, sleep, counter)
-            row, at = next_item(counter_at(counter)), 0
+            row, at = ops.next_item(counter), 0
             while row < n:
                 while row >= parts[at, 1]:
                     at += 1
                 part = parts[at]
                 shape = (kv_heads, part[3], head_width)
                 past = index * kv_heads * part[3] * head_width * size
-                keys = numba.carray(pointer(part[4] + past), shape, kind)
-                values = numba.carray(pointer(part[5] + past), shape, kind)
+                keys = numba.carray(ops.pointer(part[4] + past), shape, kind)
+                values = numba.carray(ops.pointer(part[5] + past), shape, kind)
                 turn = positions[row]
                 _rotate_row(
                     *(heads_of_row[row], cos[turn], sin[turn], q_norm, k_norm, eps),
                     *(keys, values, part[2] + row - part[0], queries[row]),
                 )
-                row = next_item(counter_at(counter))
+                row = ops.next_item(counter)
             counter = _wait(team, sleep, counter)
-            item, at, before = next_item(counter_at(counter)), 0, 0
+            item, at, before = ops.next_item(counter), 0, 0
             while at < len(parts):
                 part = parts[at]
                 own_rows = slice(part[0], part[1])
@@ -862,26 +827,26 @@ def _compile(dtype: torch.dtype) -> Kernels:
                     item - before,
                     kv_heads,
                     queries[own_rows],
-                    numba.carray(pointer(part[4] + past), shape, kind),
-                    numba.carray(pointer(part[5] + past), shape, kind),
+                    numba.carray(ops.pointer(part[4] + past), shape, kind),
+                    numba.carray(ops.pointer(part[5] + past), shape, kind),
                     *(first[own[4], own_rows], lengths[own_rows], straight[own_rows]),
                     *(tails[own_rows], scale, attended[own_rows]),
                 )
-                item = next_item(counter_at(counter))
+                item = ops.next_item(counter)
             counter = _wait(team, sleep, counter)
             source = attended.ctypes.data
-            _multiply(counter_at(counter), heads * head_width, source, own[8:11], addend)
+            _multiply(counter, heads * head_width, source, own[8:11], addend)
             counter = _wait(team, sleep, counter)
-            _norm_rows(counter_at(counter), every, residual, addend, norm_after, normed, eps)
+            _norm_rows(counter, every, residual, addend, norm_after, normed, eps)
             counter = _wait(team, sleep, counter)
-            _multiply(counter_at(counter), width, normed.ctypes.data, own[11:14], both)
+            _multiply(counter, width, normed.ctypes.data, own[11:14], both)
             counter = _wait(team, sleep, counter)
-            _gate_rows(counter_at(counter), both.reshape(n, 2, inner), gated)
+            _gate_rows(counter, both.reshape(n, 2, inner), gated)
             counter = _wait(team, sleep, counter)
-            _multiply(counter_at(counter), inner, gated.ctypes.data, own[14:17], addend)
+            _multiply(counter, inner, gated.ctypes.data, own[14:17], addend)
         counter = _wait(team, sleep, counter)
-        _norm_rows(counter_at(counter), kept, residual, addend, last_norm, normed, eps)
+        _norm_rows(counter, kept, residual, addend, last_norm, normed, eps)
         counter = _wait(team, sleep, counter)
-        _multiply(counter_at(counter), width, normed.ctypes.data, head, logits)
+        _multiply(counter, width, normed.ctypes.data, head, logits)
 
     return Kernels(Kernel(multiply), Kernel(decode))

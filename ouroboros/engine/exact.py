@@ -49,10 +49,8 @@ class Reach:
             return parts[0]
         width = max(part.tails.shape[1] for part in parts)
         tails = [np.pad(p.tails, ((0, 0), (0, width - p.tails.shape[1]))) for p in parts]
-        lengths, straight = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("lengths", "straight")
-        )
+        lengths = np.concatenate([part.lengths for part in parts])
+        straight = np.concatenate([part.straight for part in parts])
         first = np.concatenate([part.first for part in parts], axis=1)
         return cls(lengths, straight, np.concatenate(tails), first)
 

@@ -49,21 +49,18 @@ class Frozen:
                     alias = weight.detach()
                     self.weights.append(Weight(weight, address_of(weight), writes, alias))
 
-    @property
-    def changed(self) -> bool:
-        """Whether a weight was replaced, moved or written to, or a module replaced."""
-        return any(
+    def check(self) -> None:
+        """Raise `ModelChanged` if a weight was replaced, moved or written to, or a module
+        replaced."""
+        replaced = any(
             named.get(name) is not part
             for named, parts in self.parts
             for name, part in parts.items()
-        ) or any(
+        )
+        if replaced or any(
             address_of(weight) != address or (writes is not None and weight._version != writes)
             for weight, address, writes, _ in self.weights
-        )
-
-    def check(self) -> None:
-        """Raise `ModelChanged` if the model has `changed`."""
-        if self.changed:
+        ):
             raise ModelChanged(
                 "the model has changed since it was wrapped (weights were replaced, moved or "
                 "written to, or modules replaced): call refresh() on the CachedModel"

@@ -28,7 +28,6 @@ from ouroboros.engine.fused import Fused
 from ouroboros.engine.head import DraftHead, listed_ids, trim_head
 from ouroboros.engine.loading import check_folder, check_round_trip, of_tokenizer, why_not_loaded
 from ouroboros.engine.masks import Layout
-from ouroboros.engine.prepack import PackedWeights
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.sequence import CachedSequence, Call, TreeModel
 from ouroboros.engine.support import check_tree_support
@@ -102,17 +101,11 @@ class CachedModel(TreeModel):
         self._whole: PreTrainedModel | None = None
         self._options = max_len, engine, draft_head
         self.lock = threading.RLock()
-        self._read_model()
+        self.refresh()
 
     def refresh(self) -> None:
         """Read the model again after it has changed: empty the cache, choose the engine, pack the
         weights and discard captured graphs. Errors are those of the class."""
-        self._read_model()
-
-    prepack = refresh  # its name in version 0.2
-
-    def _read_model(self) -> None:
-        """Set all attributes that depend on the model."""
         most, engine, head = self._options
         self.model, self.head = self.untrimmed.eval(), None
         if head is not None:
@@ -133,6 +126,8 @@ class CachedModel(TreeModel):
         self.attention, self._hooked = attention_of(self.model), is_hooked(self.model)
         self._frozen = Frozen(self.untrimmed.modules())
 
+    prepack = refresh  # its name in version 0.2
+
     def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
         raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
 
@@ -145,11 +140,6 @@ class CachedModel(TreeModel):
     def exact(self) -> bool:
         """Whether a token's logits are bitwise identical in every call."""
         return isinstance(self.engine, Fused)
-
-    @property
-    def packed(self) -> PackedWeights:
-        """The prepacked weights."""
-        return self.engine.packed
 
     @classmethod
     def from_pretrained(

@@ -64,18 +64,12 @@ class Packed:
             steps = padded.view(-1, 4, COLUMNS // 4, width // INT8_STEP, 16, 4)
             self.weight = steps.permute(0, 3, 1, 4, 2, 5).contiguous()
         else:
-            word = {
-                torch.float32: torch.int32,
-                torch.bfloat16: torch.int32,
-                torch.int8: torch.int16,
-            }
-            words = padded.view(word[weight.dtype])
+            words = padded.view(torch.int32 if self.scale is None else torch.int16)
             self.weight = words.view(-1, COLUMNS, words.shape[1]).transpose(1, 2).contiguous()
-        biases = [layer.bias for layer in parts]
         self.bias: torch.Tensor | None = None
-        if any(bias is not None for bias in biases):
-            like = next(bias for bias in biases if bias is not None).detach()
-            own = [like.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
+        if biases := [layer.bias.detach() for layer in parts if layer.bias is not None]:
+            zeros = biases[0].new_zeros
+            own = [zeros(p.out_features) if p.bias is None else p.bias for p in parts]
             self.bias = torch.cat(own).detach()
         use_huge_pages(self.weight.data_ptr(), self.weight.nbytes)
 

@@ -88,6 +88,6 @@ def test_text_is_that_of_plain_layers():
     model = gemma3().float()
     wanted = plain(model, [1, 5, 4], 40)
     cached = CachedModel(model)
-    assert len(cached.packed) == 15
+    assert len(cached.engine.packed) == 15
     trees = RandomDrafter(wanted, seed=3)
     assert list(decode(cached, trees, [1, 5, 4], max_new=40).tokens) == wanted

@@ -224,9 +224,3 @@ def test_the_configs_ask_for_int8(role, name):
     options = composed(f"{role}_weights={name}")["model"][f"{role}_options"]
     config = options["quantization_config"]
     assert config == "int8" or config["_target_"] == "transformers.TorchAoConfig"
-
-
-def test_a_package_that_is_not_there_is_named():
-    wanted = {"quantization_config": {"_target_": "no_such_package.Config"}}
-    with pytest.raises(ValueError, match=r"no_such_package\.Config: there is no such class"):
-        load_pair(PairSpec("x", "x", target_options=wanted), with_draft=False)

@@ -173,15 +173,6 @@ def test_joint_calls_that_the_kernel_does_not_support_are_made_eagerly(joined, m
     assert "joint calls are not captured: the attention kernel" in target.engine_reason
 
 
-def test_prepare_captures_joint_calls_of_every_size(joined):
-    target = joined(llama(max_position_embeddings=2048, num_hidden_layers=1))
-    target.prepare(300, rows=3)
-    made = dict(target.engine._calls)
-    rows = [begin(target, RootOnly(), [5] * n, max_new=9) for n in (3, 60, 100)]
-    assert [len(live) for live in together(iter(rows), 3)] == [3] * 9
-    assert target.engine._calls == made and {*NODES} <= {*made}
-
-
 def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     model, made = llama(max_position_embeddings=4096), []
     eager, cached = session(model, engine="eager"), Session(graphed(model))
@@ -194,15 +185,17 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
 
 
-def test_prepare_captures_every_shape_up_to_a_context(graphed):
-    cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
-    cached.prepare(700)
-    made = dict(cached.engine._calls)
+def test_prepare_captures_every_shape_up_to_a_context_and_joint_calls_of_every_size(joined):
+    target = joined(llama(max_position_embeddings=2048, num_hidden_layers=1))
+    target.prepare(700, rows=3)
+    made, cached = dict(target.engine._calls), Session(target)
     for length in (1, 300, 690):
         for nodes in (1, 9, 60):
             tree = random_tree(random.Random(nodes), 1, nodes)
             cached.score([1] * length, tree)
-    assert cached.engine._calls == made
+    rows = [begin(target, RootOnly(), [5] * n, max_new=9) for n in (3, 60, 100)]
+    assert [len(live) for live in together(iter(rows), 3)] == [3] * 9
+    assert target.engine._calls == made and {*NODES} <= {*made}
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])

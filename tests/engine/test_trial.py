@@ -68,9 +68,3 @@ def test_an_engine_that_answers_otherwise_is_found_out(other, reason):
         engines[0].call = partial(other, engines[0].call)
     found = why_different(*engines)
     assert found is reason if reason is None else re.fullmatch(reason, found)
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float16), ids=str)
-def test_a_dtype_without_kernels_is_given_as_the_reason(dtype):
-    model = CachedModel(llama(dtype=dtype))
-    assert str(dtype) in model.describe_engine()["fallback"]
