@@ -23,7 +23,7 @@ from ouroboros.calls import Roll, Steps
 from ouroboros.core.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
 from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs
-from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
+from ouroboros.drafters.ouroboros import READ_AHEAD, costs_or_default
 from ouroboros.drafters.pool import check_range
 from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.engine.model import CachedModel
@@ -217,8 +217,7 @@ class AdaptiveSpeculative(Speculative):
         self, draft: CachedModel, *, gamma: int = 12, costs: str | Costs | None = None
     ) -> None:
         super().__init__(draft, gamma=gamma)
-        costs = costs or default_costs(draft)
-        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
+        self.costs = costs_or_default(costs, draft)
         self.most, self._batch_size = gamma, 1
         self._tables: dict[tuple[int, int], list[np.ndarray]] = {}
 
