@@ -63,14 +63,13 @@ class Rejection(TokenSelector):
         """Return the accepted or sampled token after each node of the accepted path, and -1 after
         other nodes, [len(tree.logit_nodes)]."""
         distributions = self.distributions(logits)
-        child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
         while True:
             token, accepted = self._follow(distributions[node], self.drawn.get(node))
             chosen[node] = token
-            if not accepted or (node, token) not in child:
+            if not accepted or (node, token) not in tree.children:
                 return chosen
-            node = child[node, token]
+            node = tree.children[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
         """Return the token after a node, and whether it is an accepted candidate of `drawn` (None:

@@ -33,7 +33,6 @@ from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 
-PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 PLANNED = 5.0  # prior: steps with a planned draft call in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
@@ -84,7 +83,7 @@ class Ouroboros:
         adapt: bool = True,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
-        pool_state: PoolState = "cold",
+        pool_state: Literal["cold", "task", "loaded"] = "cold",
         pool: Mapping | None = None,
     ) -> None:
         check_pool(pool_state, pool)
