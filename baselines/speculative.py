@@ -23,7 +23,7 @@ from ouroboros.calls import Roll, Steps
 from ouroboros.core.select import Sampler, TokenSelector, TopKRecorder, all_ids, argmax
 from ouroboros.core.tree import TokenTree
 from ouroboros.costs import Costs
-from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
+from ouroboros.drafters.ouroboros import READ_AHEAD, costs_or_default
 from ouroboros.drafters.pool import check_range
 from ouroboros.drafters.step_times import LONG_READ
 from ouroboros.engine.model import CachedModel
@@ -63,14 +63,13 @@ class Rejection(TokenSelector):
         """Return the accepted or sampled token after each node of the accepted path, and -1 after
         other nodes, [len(tree.logit_nodes)]."""
         distributions = self.distributions(logits)
-        child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
         while True:
             token, accepted = self._follow(distributions[node], self.drawn.get(node))
             chosen[node] = token
-            if not accepted or (node, token) not in child:
+            if not accepted or (node, token) not in tree.children:
                 return chosen
-            node = child[node, token]
+            node = tree.children[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
         """Return the token after a node, and whether it is an accepted candidate of `drawn` (None:
@@ -217,8 +216,7 @@ class AdaptiveSpeculative(Speculative):
         self, draft: CachedModel, *, gamma: int = 12, costs: str | Costs | None = None
     ) -> None:
         super().__init__(draft, gamma=gamma)
-        costs = costs or default_costs(draft)
-        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
+        self.costs = costs_or_default(costs, draft)
         self.most, self._batch_size = gamma, 1
         self._tables: dict[tuple[int, int], list[np.ndarray]] = {}
 

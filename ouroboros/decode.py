@@ -106,40 +106,6 @@ class NoDistribution(ValueError):
     """Raised if there is no distribution to sample the next token from."""
 
 
-class StepRecorder:
-    """Measures the counts and seconds of one step, from construction to `finish`."""
-
-    def __init__(self, target: CachedSequence, draft: CachedSequence) -> None:
-        self.target, self.draft = target, draft
-        self._before = self.draft.counters, self.target.counters
-        self._started = time.perf_counter()
-
-    def finish(self, tree: TokenTree, path: Sequence[int], new: int) -> StepRecord:
-        """Return the `StepRecord` of a step that accepted `path` and added `new` tokens."""
-        last, names = path[-1], tree.source or ("",) * len(tree)
-        last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
-        sources = (*[names[node] for node in path[1:]], last_source)[:new]
-        elapsed_s = time.perf_counter() - self._started
-        drafting = self.draft.counters.since(self._before[0])
-        verifying = self.target.counters.since(self._before[1])
-        return StepRecord(
-            drafted=tree.draft_depth(),
-            scored=len(tree),
-            accepted=min(len(path), new) - 1,
-            new=new,
-            draft_calls=drafting.calls,
-            sources=sources,
-            draft_s=drafting.busy_s,
-            verify_s=verifying.busy_s,
-            host_s=elapsed_s - drafting.busy_s - verifying.busy_s,
-            wait_s=drafting.wait_s + verifying.wait_s,
-            draft_scored=drafting.scored,
-            draft_caught_up=drafting.caught_up,
-            target_forwards=verifying.forwards,
-            draft_forwards=drafting.forwards,
-        )
-
-
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
     """Call a drafter's `propose` (a generator or a plain function) with `left` as budget; return
     its tree. Raises `ValueError` for any other result, and for tensors instead of ids."""
@@ -188,15 +154,35 @@ class Decoding:
 
     def step(self) -> Steps[StepRecord]:
         """Take one step: propose, score, match, accept, observe."""
-        recorder = StepRecorder(self.sequence, self._draft_sequence)
+        draft, target = self._draft_sequence, self.sequence
+        before, started = (draft.counters, target.counters), time.perf_counter()
         tree = yield from self.propose()
-        room = self.model.room(self.sequence, self.trace.tokens)
+        room = self.model.room(target, self.trace.tokens)
         tree = tree.pruned(room if tree.draft_depth() < self.left else self.left - 1)
         chosen = yield from self.score(tree)
         path, new = self.match(tree, chosen)
         self.accept(path, new)
         self.observe(tree, chosen, path[: len(new)])
-        record = recorder.finish(tree, path, len(new))
+        last, names = path[-1], tree.source or ("",) * len(tree)
+        last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
+        elapsed_s = time.perf_counter() - started
+        drafting, verifying = draft.counters.since(before[0]), target.counters.since(before[1])
+        record = StepRecord(
+            drafted=tree.draft_depth(),
+            scored=len(tree),
+            accepted=min(len(path), len(new)) - 1,
+            new=len(new),
+            draft_calls=drafting.calls,
+            sources=(*[names[node] for node in path[1:]], last_source)[: len(new)],
+            draft_s=drafting.busy_s,
+            verify_s=verifying.busy_s,
+            host_s=elapsed_s - drafting.busy_s - verifying.busy_s,
+            wait_s=drafting.wait_s + verifying.wait_s,
+            draft_scored=drafting.scored,
+            draft_caught_up=drafting.caught_up,
+            target_forwards=verifying.forwards,
+            draft_forwards=drafting.forwards,
+        )
         self.capabilities.observe_step(record)
         self.trace.steps.append(record)
         return record

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import cycle
 
 import pytest
-import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Speculative
-from tiny import CONTEXT, DRAFTERS, RandomDrafter, build, llama, mostly_slow, noisy, prompt_of
+from tiny import RandomDrafter, build, llama, mostly_slow, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, Sampler, TokenTree, argmax
 from ouroboros.costs import Costs, Surface
@@ -73,36 +72,6 @@ def test_random_trees_together_give_each_text_alone(name):
         for at, own in decodings.items():
             assert (own.trace.tokens, own.trace.finish) == expected[at]
             assert sum(step.new for step in own.trace.steps) == len(own.trace.new_tokens)
-
-
-SAMPLED = [(torch.float32, 0.0), (torch.float64, 0.8), (torch.float32, 0.8), (torch.float64, 0.0)]
-
-
-@pytest.mark.parametrize(("dtype", "temperature"), mostly_slow(SAMPLED, quick=SAMPLED[1:2]))
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_every_decoder_gives_the_text_of_each_prompt_alone(name, dtype, temperature):
-    """Draft calls are joined too. Counts of fixed drafts do not depend on the company either."""
-    model = llama(dtype=dtype)
-    target, draft = CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
-    make, prompts = DRAFTERS[name], [prompt_of(n, n) for n in (1, 30, 3, 11, CONTEXT, 7)]
-    rules = [Sampler(seed=n, temperature=temperature) if temperature else argmax for n in range(6)]
-
-    def rows(order: Sequence[int]) -> list[Decoding]:
-        return [begin(target, make(draft), prompts[n], max_new=25, choose=rules[n]) for n in order]
-
-    singles = rows(range(6))
-    for own in singles:
-        run([own], 1)
-    for size, order in ((6, range(6)), (2, [4, 2, 0, 5, 3, 1])):
-        mixed = rows(order)
-        run(mixed, size)
-        for at, own in zip(order, mixed, strict=True):
-            assert own.trace.tokens == singles[at].trace.tokens
-            pairs = zip(own.trace.steps, singles[at].trace.steps, strict=name != "ouroboros")
-            for step, same in pairs:
-                if name != "ouroboros":  # whose trees are as large as pays in the company
-                    assert (step.new, step.scored) == (same.new, same.scored)
-                    assert step.draft_calls == same.draft_calls
 
 
 def test_calls_are_joined_and_nothing_is_padded():

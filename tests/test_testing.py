@@ -7,17 +7,13 @@ import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode
+from ouroboros import CachedModel, TokenTree, decode
 from ouroboros.testing import assert_lossless, tiny_model
 
-SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
 LOSSLESS = {
-    "greedy": Greedy(),
     "one for all": PromptLookup(max_ngram_size=2, num_tokens=4),
     "made for each": lambda: Lookahead(window_size=3, ngram_size=3, verification_set_size=3),
     "with a draft": lambda draft: Speculative(draft, gamma=3),
-    "ouroboros": lambda draft: Ouroboros(draft, pool_state="task"),
-    "ouroboros_paper": lambda draft: OuroborosPaper(draft, **SIZES, pool_state="task"),
 }
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from ouroboros.core.select import TokenSelector
 from ouroboros.core.tree import TokenTree, TreeBuilder
 from ouroboros.drafters.pool import CONTEXT, PhrasePool, check_range
-from ouroboros.engine.model import CachedModel
 
 
 class Window:
@@ -31,16 +30,15 @@ class Window:
     and the predictions at f, g, h are the next row.
     """
 
-    def __init__(self, *, size: int, ngram_size: int, seed: int = 0) -> None:
+    def __init__(self, *, size: int, ngram_size: int) -> None:
         self.size = size
         self.height = ngram_size - 1
-        self.seed = seed
         self.rows: list[list[int]] = []
         self._last: list[int] = []
 
     def start(self, tokens: Sequence[int]) -> None:
         """Fill row 0 with random tokens of the sequence; each later step adds a row."""
-        draw = random.Random(f"{self.seed}-{len(tokens)}-{tokens[-1]}")
+        draw = random.Random(f"0-{len(tokens)}-{tokens[-1]}")
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
@@ -94,8 +92,6 @@ class Lookahead:
     Raises `ValueError` for settings out of range.
     """
 
-    draft: CachedModel | None = None
-
     def __init__(
         self,
         *,
@@ -105,7 +101,6 @@ class Lookahead:
         pool_from_prompt: bool = True,
         pool: PhrasePool | None = None,
         pool_while_filling: bool = True,
-        seed: int = 0,
     ) -> None:
         check_range(0, window_size=window_size, verification_set_size=verification_set_size)
         check_range(2, ngram_size=ngram_size)
@@ -116,7 +111,7 @@ class Lookahead:
         if pool is None:
             pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, self.branches))
         self.pool = pool
-        self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
+        self.window = Window(size=window_size, ngram_size=ngram_size)
         self.reads_rejected = window_size > 0
         self._seen = 0
         self._proposed: TokenTree | None = None

@@ -33,15 +33,11 @@ from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 
-PoolState = Literal["cold", "task", "loaded"]
 READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 PLANNED = 5.0  # prior: steps with a planned draft call in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
-SMALL, RISE = (
-    3,
-    0.1,
-)  # up to SMALL nodes, one more adds at most RISE of a call, or what it adds later
+SMALL, RISE = 3, 0.1  # up to SMALL nodes, one more adds at most RISE of a call, or as much as later
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
@@ -87,7 +83,7 @@ class Ouroboros:
         adapt: bool = True,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
-        pool_state: PoolState = "cold",
+        pool_state: Literal["cold", "task", "loaded"] = "cold",
         pool: Mapping | None = None,
     ) -> None:
         check_pool(pool_state, pool)
@@ -104,8 +100,7 @@ class Ouroboros:
         )
         self.reads_rejected = recycle
         self.ranks = RUNNERS if recycle and runners_up else 0
-        costs = costs or default_costs(draft)
-        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
+        self.costs = costs_or_default(costs, draft)
         self.pool_state = pool_state
         self.carries_state = pool_state == "task"
         self._loaded = pool if pool_state == "loaded" else None
@@ -286,10 +281,12 @@ class Ouroboros:
         self.grower.set_costs(target, drafting)
 
 
-def default_costs(draft: CachedModel | None) -> str:
-    """Return the name of the shipped costs that suit the draft's device."""
+def costs_or_default(costs: str | Costs | None, draft: CachedModel | None) -> Costs:
+    """Return the costs, loaded if given by name or file; None: those that suit the draft's device,
+    "flat" on a GPU, else "epyc"."""
     device = getattr(draft, "device", None)
-    return "flat" if device is not None and device.type != "cpu" else "epyc"
+    costs = costs or ("epyc" if device is None or device.type == "cpu" else "flat")
+    return costs if isinstance(costs, Costs) else Costs.load(costs)
 
 
 def cost_table(surface: Surface, context: float) -> list[float]:

@@ -27,7 +27,7 @@ class OuroborosPaper:
     G = `verification_set_size` and K = `topk`.
 
     `window_size` 0 drafts without a Jacobi window; `topk` 0 appends no phrases to the draft;
-    `recycle=False` makes no phrases from verification; `seed` draws the first window. `pool_state`:
+    `recycle=False` makes no phrases from verification. `pool_state`:
     "cold" empties the pool for each prompt, "task" keeps it from prompt to prompt, "loaded" starts
     each prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings
     out of range and for a pool of another phrase length.
@@ -45,7 +45,6 @@ class OuroborosPaper:
         recycle: bool = True,
         pool_state: Literal["cold", "task", "loaded"] = "cold",
         pool: Mapping | None = None,
-        seed: int = 0,
     ) -> None:
         if draft is None:
             raise ValueError("OuroborosPaper drafts with a model: give draft=")
@@ -72,7 +71,6 @@ class OuroborosPaper:
             pool_from_prompt=False,
             pool=self.pool,
             pool_while_filling=False,
-            seed=seed,
         )
         self._draft_end = 0
         self._suffixes: list[tuple[int, ...]] = []

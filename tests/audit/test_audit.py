@@ -147,16 +147,6 @@ def test_a_planted_bug_is_convicted(model, monkeypatch, name):
     assert any(finding.verdict == "BUG" for finding in found["ouroboros"])
 
 
-@pytest.mark.parametrize(
-    ("choose", "eos"),
-    mostly_slow([(argmax, ENDS), (SAMPLED, ())], quick=[(SAMPLED, ())]),
-    ids=["ends", "T=0.8"],
-)
-def test_without_a_bug_all_are_identical(model, choose, eos):
-    found = audited(model, CachedModel(model), references(model, choose, eos), choose, eos)
-    assert verdicts(found) == {"identical"}
-
-
 class Late(Eager):
     """A single token's position is one too large."""
 

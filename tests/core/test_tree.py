@@ -1,4 +1,4 @@
-"""Trees against brute force, and their masks against the documented rules."""
+"""Trees against brute force."""
 
 import doctest
 import itertools
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ouroboros.bench.report import report
 from ouroboros.core import tree as tree_module
-from ouroboros.core.tree import TokenTree, TreeBuilder
+from ouroboros.core.tree import TokenTree
 from ouroboros.drafters import pool
-from ouroboros.drafters.lookahead import Window
 
 
 @st.composite
@@ -43,39 +42,6 @@ def words(tree: TokenTree) -> set[tuple[int, ...]]:
 def test_docstrings_hold(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed
-
-
-@pytest.mark.parametrize("ngram_size", range(2, 9))
-def test_lookahead_masks_follow_the_published_rule(ngram_size):
-    """(r, c) sees row 0 up to column c and rows 1 to r of its own column; guesses, their prefix."""
-    n = ngram_size
-    for w, g in itertools.product((1, 2, 3, 5, 8, 15), (0, 1, 3, 7)):
-        window = Window(size=w, ngram_size=n)
-        window.rows = [[50 + r * w + c for c in range(w)] for r in range(n - 1)]
-        guesses = [[1000 + i * n + j for j in range(n - 1)] for i in range(g)]
-        builder = TreeBuilder(50)
-        builder.graft(guesses)
-        window.add_to(builder)
-        tree = builder.build()
-        assert len(tree) == (w + g) * (n - 1)
-        where: dict[object, int] = {tree.tokens[node]: node for node in range(len(tree))}
-        expected = np.zeros((len(tree), len(tree)), dtype=bool)
-        depths = np.zeros(len(tree), dtype=int)
-        for r, c in itertools.product(range(n - 1), range(w)):
-            node = where[window.rows[r][c]]
-            depths[node] = r + c
-            for column in range(c + 1):
-                expected[node, where[window.rows[0][column]]] = True
-            for row in range(1, r + 1):
-                expected[node, where[window.rows[row][c]]] = True
-        for guess in guesses:
-            for j, token in enumerate(guess):
-                expected[where[token], [0, *(where[t] for t in guess[: j + 1])]] = True
-                depths[where[token]] = j + 1
-        assert (tree.ancestors() == expected).all(), (n, w, g)
-        assert (tree.depths() == depths).all(), (n, w, g)
-        read = set(map(where.get, window.rows[-1])) - {0}
-        assert set(tree.logit_nodes) == {0, *map(where.get, itertools.chain(*guesses))} | read
 
 
 @given(trees())

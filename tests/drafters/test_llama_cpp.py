@@ -46,5 +46,5 @@ def test_the_same_weights_write_the_same_text(gguf, lookup) -> None:
     assert run_peer(peer, target, prompt, max_new=40, eos={trace.new_tokens[5]}).finish == "eos"
     with pytest.raises(ValueError, match="temperature 0 only"):
         run_peer(peer, target, prompt, max_new=2, choose=Sampler(seed=1))
-    with pytest.raises(ValueError, match=r"write it with scripts/save_standin\.py"):
+    with pytest.raises(ValueError, match=r"write one with scripts/save_standin\.py"):
         LlamaCpp(None)

@@ -34,10 +34,10 @@ class Grid:
         return ngrams
 
 
-@given(st.integers(1, 6), st.integers(2, 7), st.integers(0, 99), st.integers(1, 9))
-def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
+@given(st.integers(1, 6), st.integers(2, 7), st.integers(1, 9))
+def test_the_window_is_the_published_grid(size, ngram_size, steps):
     """Predictions are a hash of what a cell may see: a cell that sees anything else shows."""
-    window = Window(size=size, ngram_size=ngram_size, seed=seed)
+    window = Window(size=size, ngram_size=ngram_size)
     window.start([3, 1, 4])
     assert len(window.rows[0]) == size + max(0, ngram_size - 2)
     assert window.rows[0][0] == 4 and set(window.rows[0]) <= {3, 1, 4}
@@ -99,12 +99,3 @@ def test_an_own_pool_is_emptied_and_a_shared_one_kept():
         drafter.window.start([4])
         drafter.reset(argmax)
         assert len(drafter.pool) == left and drafter.window.rows == []
-
-
-def test_the_seed_draws_the_first_row():
-    def first_row(seed: int) -> list[int]:
-        window = Window(size=8, ngram_size=4, seed=seed)
-        window.start(list(range(50)))
-        return window.rows[0]
-
-    assert first_row(1) == first_row(1) != first_row(2)

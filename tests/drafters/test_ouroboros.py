@@ -235,17 +235,6 @@ def test_trees_are_filled_up_to_a_size_that_costs_less(pair):
         assert all(step.drafted < step.scored for step in trace.steps)
 
 
-def test_more_costs_less_drafting(pair):
-    calls = []
-    for cost in (0.001, 0.3, 1.0):
-        costs = Costs(Surface.constant(1.0), Surface.constant(cost))
-        trace = decode(
-            pair[0], Ouroboros(pair[1], costs=costs, adapt=False), prompt_of(12, 3), max_new=40
-        )
-        calls.append(sum(step.draft_calls for step in trace.steps))
-    assert calls[0] > calls[1] >= calls[2]
-
-
 def test_what_outlives_a_prompt(pair):
     prompt = prompt_of(12, 3)
     steps = {}

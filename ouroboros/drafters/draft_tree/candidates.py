@@ -75,11 +75,6 @@ class Weights:
     ranked_draft: tuple[float, ...]
     about: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, features in MODELS.items():
-            if (count := len(getattr(self, name))) != len(features):
-                raise ValueError(f"{count} weights for {len(features)} features: fit them again")
-
     def save(self, path: str | Path) -> None:
         """Write the weights as JSON."""
         content = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from growing_texts import chain_text, drafts, growth, path_of, step
+from growing_texts import chain_text, drafts, growth, path_of
 from tiny import mostly_slow
 
 from ouroboros.drafters.draft_tree import grow
@@ -190,26 +190,6 @@ def test_after_empty_trees_a_tree_is_tried_again():
         grown.learn([0] * sizes[-1], [0])
     gone = sizes.index(1)
     assert sizes[0] > 1 and max(sizes[gone:]) > 1
-
-
-@pytest.mark.parametrize(
-    ("limits", "holds"),
-    [
-        ({}, lambda made: made.probability[0] == 1 and all(0 < p <= 1 for p in made.probability)),
-        ({"children": 1}, lambda made: made.is_chain),
-        ({"max_nodes": 5}, lambda made: len(made) <= 5),
-        ({"judge": False}, lambda made: "judged" not in made.source),
-    ],
-)
-def test_trees_keep_to_their_limits(limits, holds):
-    grown, known, names = growth(call=0.1, **limits), 100, set()
-    while known < 300:
-        known += step(grown, TEXT, known, vocab=12)
-        made = grown.proposal()
-        assert holds(made)
-        names |= set(made.source[1:])
-    assert names <= {"phrase", "recycled", "draft", "judged"}
-    assert limits or {"phrase", "judged"} <= names
 
 
 @pytest.mark.parametrize(
