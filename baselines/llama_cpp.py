@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from ouroboros.baselines.hf import Stop, timed_steps
@@ -41,12 +42,13 @@ class LlamaCpp:
         threads = torch.get_num_threads()
         self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
         self._drafts: list[float] = []  # when each step but the first began to draft
+        draft: Any = self._draft if lookup else None
         self._llama = Llama(
             path,
             n_ctx=0,
             n_threads=threads,
             n_threads_batch=threads,
-            draft_model=self._draft if lookup else None,
+            draft_model=draft,
             verbose=False,
         )
 

@@ -16,9 +16,9 @@ has machine, date and commit of the measurements. If the code has changed since,
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
+import lzma
 import os
 import re
 import shutil
@@ -161,7 +161,7 @@ def pack(results: Path) -> None:
             times = "0.0" if counted else lambda match: f"{round(float(match[0]), 6)}"
             text = re.sub(r'(?<=_s": )[\d.e-]+', times, path.read_text("utf-8"))
             if not counted or path.name != "trees.jsonl":
-                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+                path.with_name(f"{path.name}.xz").write_bytes(lzma.compress(text.encode()))
             path.unlink()
 
 

@@ -132,7 +132,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert document["finished"] and document["samples"] == 6
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     folder = saved_pair / "2026_11_27"
-    made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.svg"}
     made |= {"trees.jsonl", "costs.json", "tokenizer.json.gz"}
     assert {path.name for path in folder.iterdir()} == made
     for name in ("run.json", "summary.json", "summary.md"):

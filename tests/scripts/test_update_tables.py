@@ -1,7 +1,7 @@
 """Tables on pages match results/: edited numbers and stale folders are detected."""
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -69,9 +69,9 @@ def test_samples_are_packed_beside_the_tables(root, timing):
     run = places[0] / "run.json"
     run.write_text(json.dumps(json.loads(run.read_text()) | {"timing": timing}))
     update_tables.pack(root / "results")
-    found = json.loads(gzip.decompress((places[0] / "samples.jsonl.gz").read_bytes()))
+    found = json.loads(lzma.decompress((places[0] / "samples.jsonl.xz").read_bytes()))
     assert found == {"text": '"_s": 2.5', "wall_s": 1.234568 if timing else 0.0}
-    assert (places[0] / "trees.jsonl.gz").exists() is timing
+    assert (places[0] / "trees.jsonl.xz").exists() is timing
     assert not list(places[0].glob("*.jsonl")) and len(list(places[1].iterdir())) == 2
 
 

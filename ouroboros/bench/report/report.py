@@ -64,13 +64,13 @@ class Section(NamedTuple):
 
 
 def make_report(folder: ResultsFolder) -> Summary:
-    """Write a run's summary.json, summary.md and speedup.png (for an untimed run also calls.png)
+    """Write a run's summary.json, summary.md and speedup.svg (for an untimed run also calls.svg)
     into its folder; return the summary. Raises `ValueError` if the folder contains no run, or a
     damaged one."""
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
     folder.write_text("summary.md", render("report.md", [run_section(summary)], [summary]))
-    for name, metrics in (("speedup.png", plots.SPEED), ("calls.png", plots.COST)):
+    for name, metrics in (("speedup.svg", plots.SPEED), ("calls.svg", plots.COST)):
         (folder.path / name).unlink(missing_ok=True)
         if summary.facts.timed and metrics is plots.COST:
             continue

@@ -12,12 +12,12 @@
     tokenizer.json.gz   the target's tokenizer, for a report, if the target is a folder
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
-    summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
+    summary.json, summary.md, speedup.svg, calls.svg    made by the report from the files above
 
 Invariants: .jsonl files only grow, and each line is flushed to disk. An incomplete last line is
 never read, and is dropped before the next append. Of two samples with the same key the later one
 counts. One process writes at a time and holds the lock (`locked`). Finished .jsonl files may be
-gzipped (.jsonl.gz): these can be read but not appended to.
+compressed (.jsonl.xz): these can be read but not appended to.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import contextlib
 import fcntl
 import gzip
 import json
+import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -49,7 +49,7 @@ PROMPTS = "prompts.jsonl"
 FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, PROMPTS, FAILURES, TOKENIZER),
-    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
+    *("audit.md", "summary.json", "summary.md", "speedup.svg", "calls.svg", "pool-*.json*"),
 )
 """Files that overwriting a run removes (samples.jsonl, which has the lock, is emptied)."""
 SampleKey = tuple[str, str, int]
@@ -178,10 +178,12 @@ class ResultsFolder:
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file and flush it to disk. The line gets the sample's `key`,
-        if given. Raises `ValueError` if the file is gzipped."""
+        if given. Raises `ValueError` if the file is compressed."""
         path, line = self.path / name, {"key": key, **row} if key else row
         if (packed := stored(path)) != path:
-            raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
+            raise ValueError(
+                f"{packed} is complete and packed: xz -d it to resume the run"
+            )
         with open(path, "a+b") as file:
             if size := file.tell():
                 file.seek(size - 1)
@@ -274,14 +276,14 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
 
 def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
-    """Yield `parse(object)` for each complete line of a .jsonl file, which may be gzipped;
+    """Yield `parse(object)` for each complete line of a .jsonl file, which may be compressed;
     nothing if it is missing. Raises `ValueError` with the line number for a damaged line."""
     if not (path := stored(path)).exists():
         return
     try:
         read = path.read_bytes()
-        text = (gzip.decompress(read) if path.suffix == ".gz" else read).decode(errors="replace")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        text = (lzma.decompress(read) if path.suffix == ".xz" else read).decode(errors="replace")
+    except (EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{path} is damaged: copy it again") from error
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
@@ -291,6 +293,6 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
 
 
 def stored(path: Path) -> Path:
-    """Return the path of a .jsonl file, or of its gzipped version if that exists."""
-    packed = path.with_name(f"{path.name}.gz")
+    """Return the path of a .jsonl file, or of its compressed version if that exists."""
+    packed = path.with_name(f"{path.name}.xz")
     return packed if packed.exists() and not path.exists() else path

@@ -161,7 +161,7 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, unplotte
     names = ["gammas: gamma=2", "gammas: gamma=4", "gammas: gamma=8", "main"]
     assert list(last) == list(json.loads((out / "summary.json").read_text())) == names
     for name in ("main", "gammas/001"):
-        assert (tmp_path / name / "speedup.png").stat().st_size > 5000
+        assert (tmp_path / name / "speedup.svg").stat().st_size > 5000
     text = (out / "report.md").read_text()
     assert "Sweep of gamma = 2, 4, 8 (gammas)" in text
     for link in re.findall(r"\]\((plots/.+?)\)", text):

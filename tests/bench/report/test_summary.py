@@ -34,7 +34,7 @@ def test_a_folders_own_report(tmp_path):
     summary = make_report(folder)
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written == json.loads(json.dumps(summary.to_dict()))
-    assert (tmp_path / "speedup.png").stat().st_size > 5000
+    assert (tmp_path / "speedup.svg").stat().st_size > 5000
     row = written["decoders"]["fast"]
     two = {"value": pytest.approx(2.5), "low": None, "high": None, "prompts": 2}
     assert row["latency_speedup"] == row["equal_speedup"] == two
@@ -174,8 +174,8 @@ def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
 def test_a_folders_own_costs_are_used(tmp_path):
     one = three_decoders(timing=False, samples_wanted=12)
     folder = write_run(tmp_path, one.run, one.samples)
-    assert make_report(folder).facts.costs is None and not (tmp_path / "speedup.png").exists()
-    assert (tmp_path / "calls.png").exists()
+    assert make_report(folder).facts.costs is None and not (tmp_path / "speedup.svg").exists()
+    assert (tmp_path / "calls.svg").exists()
     for about, words in (
         ({}, "the given costs"),
         ({"measured": "at load"}, "the costs measured with the run"),
@@ -184,7 +184,7 @@ def test_a_folders_own_costs_are_used(tmp_path):
         replace(COSTS, about=about).save(tmp_path / "costs.json")
         assert load(tmp_path).facts.costs == words
     make_report(folder)
-    assert (tmp_path / "speedup.png").exists()
+    assert (tmp_path / "speedup.svg").exists()
 
 
 def test_order_and_notes_follow_from_the_decoders():

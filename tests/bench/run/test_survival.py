@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import random
 import time
 from functools import partial
@@ -134,12 +134,12 @@ def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path
 def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     folder = ran(small, tmp_path)
     samples, path = folder.load_samples(), tmp_path / SAMPLES
-    path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.with_name(f"{SAMPLES}.xz").write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
     assert folder.load_samples() == samples
-    with pytest.raises(ValueError, match="gunzip it to resume"):
+    with pytest.raises(ValueError, match="xz -d it to resume"):
         folder.append(SAMPLES, {})
-    packed = path.with_name(f"{SAMPLES}.gz")
+    packed = path.with_name(f"{SAMPLES}.xz")
     packed.write_bytes(packed.read_bytes()[:-50])
-    with pytest.raises(ValueError, match=r"samples.jsonl.gz is damaged"):
+    with pytest.raises(ValueError, match=r"samples.jsonl.xz is damaged"):
         folder.load_samples()
