@@ -56,7 +56,7 @@ class Drafting:
         own = DrafterCapabilities.of(drafter)
         self.draft, self.ranks, self.observe_ranked = own.draft, own.ranks, own.observe_ranked
         self.propose, self.observe = drafter.propose, drafter.observe
-        self.set_batch = own.set_batch
+        self.set_batch, self.observe_step = own.set_batch, own.observe_step
 
     @property
     def draft_sequence(self) -> CachedSequence | None:

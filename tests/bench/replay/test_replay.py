@@ -23,12 +23,14 @@ from tiny import SIZES, mostly_slow
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recording import of_folder, read_recording
 from ouroboros.bench.replay.replay import check_drafter
+from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.core.select import argmax
 
 
 def letters(stop=()) -> TextTask:
@@ -255,3 +257,10 @@ def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):
     folder.open_run({"model": {"tokenizer": "theirs"}, "config": {"task": {"task": "none"}}})
     with pytest.raises(ValueError, match="was recorded with another tokenizer: give its model"):
         read_recording(folder.path, pair[0].tokenizer)
+
+
+def test_a_replayed_drafter_observes_as_in_a_live_run():
+    drafter = Ouroboros(adapt=False)
+    replayed = Drafting(drafter, argmax)
+    for name in ("observe", "observe_ranked", "observe_step", "set_batch", "propose"):
+        assert getattr(replayed, name) == getattr(drafter, name), name
