@@ -154,10 +154,10 @@ class Decoding:
 
     def step(self) -> Steps[StepRecord]:
         """Take one step: propose, score, match, accept, observe."""
-        draft, target = self._draft_sequence, self.sequence
-        before, started = (draft.counters, target.counters), time.perf_counter()
+        draft_sequence, sequence, started = self._draft_sequence, self.sequence, time.perf_counter()
+        draft_before, target_before = draft_sequence.counters, sequence.counters
         tree = yield from self.propose()
-        room = self.model.room(target, self.trace.tokens)
+        room = self.model.room(sequence, self.trace.tokens)
         tree = tree.pruned(room if tree.draft_depth() < self.left else self.left - 1)
         chosen = yield from self.score(tree)
         path, new = self.match(tree, chosen)
@@ -166,7 +166,8 @@ class Decoding:
         last, names = path[-1], tree.source or ("",) * len(tree)
         last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
         elapsed_s = time.perf_counter() - started
-        drafting, verifying = draft.counters.since(before[0]), target.counters.since(before[1])
+        drafting = draft_sequence.counters.since(draft_before)
+        verifying = sequence.counters.since(target_before)
         record = StepRecord(
             drafted=tree.draft_depth(),
             scored=len(tree),

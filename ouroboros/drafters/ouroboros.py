@@ -37,7 +37,10 @@ READ_AHEAD = 16  # see `Ouroboros`: when the draft's prefill pays off
 PLANNED = 5.0  # prior: steps with a planned draft call in READ_AHEAD tokens
 LONGEST_PAUSE = 5  # even if drafting never pays, a batch plans every 2**5th step
 DIP = 1.3  # larger calls can be faster by at most this factor: kernels compute whole tiles
-SMALL, RISE = 3, 0.1  # up to SMALL nodes, one more adds at most RISE of a call, or as much as later
+SMALL, RISE = (
+    3,
+    0.1,
+)  # nodes 2 to SMALL + 1 add at most RISE of a call each, or what later nodes add
 MIN_CONTEXT = 128  # contexts are rounded up to this times a power of two
 
 
@@ -110,9 +113,9 @@ class Ouroboros:
         self._arms, self._arm = Arms(), Arm.PLAIN
         self._ranking = TopKRecorder(argmax, RANKS)
         self._tables: list[list[float]] = []  # costs at load for the sequence's length
-        self._tables_until = 0  # length up to which they hold
+        self._tables_until = 0  # longest sequence for which `_tables` hold
         states = self.grower.states
-        self._outcomes = {
+        self._outcomes = {  # views of the grower's record, which are faster than names
             name: (states[f"{name}_tokens"], states[f"{name}_cost"])
             for name in ("step", "text", "drafted")
         }
@@ -253,8 +256,9 @@ class Ouroboros:
         return self._arms.pays(price, calls)
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
-        """Set the grower's call costs for each model's context length (rounded up, see
-        MIN_CONTEXT), corrected by the times of earlier steps."""
+        """Set the grower's call costs for the models' context lengths (rounded up, see
+        MIN_CONTEXT), corrected by the times of earlier steps, if the sequence has outgrown them or
+        corrections are due."""
         times, size, length = self._times, self._batch_size, len(tokens)
         if length <= self._tables_until and not (times and times.due and size == 1):
             return
@@ -282,8 +286,8 @@ class Ouroboros:
 
 
 def costs_or_default(costs: str | Costs | None, draft: CachedModel | None) -> Costs:
-    """Return the costs, loaded if given by name or file; None: those that suit the draft's device,
-    "flat" on a GPU, else "epyc"."""
+    """Return call costs: `costs` itself, or loaded by name or file; by default "flat" if the draft
+    is on a GPU, else "epyc"."""
     device = getattr(draft, "device", None)
     costs = costs or ("epyc" if device is None or device.type == "cpu" else "flat")
     return costs if isinstance(costs, Costs) else Costs.load(costs)
@@ -292,8 +296,8 @@ def costs_or_default(costs: str | Costs | None, draft: CachedModel | None) -> Co
 def cost_table(surface: Surface, context: float) -> list[float]:
     """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
     beyond the longest known one counts as the longest. Calls that were measured while other
-    programs ran may differ by more than nodes cost. So a call counts as at most DIP times a larger
-    one, and in small calls a node adds at most RISE of the call, or what it adds to larger calls.
+    programs ran may be off by more than a node costs. So a call counts as at most DIP times a
+    larger one, and in small calls a node adds at most RISE of the call, or what later nodes add.
     """
     largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
     ms = surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms)))

@@ -27,10 +27,10 @@ class OuroborosPaper:
     G = `verification_set_size` and K = `topk`.
 
     `window_size` 0 drafts without a Jacobi window; `topk` 0 appends no phrases to the draft;
-    `recycle=False` makes no phrases from verification. `pool_state`:
-    "cold" empties the pool for each prompt, "task" keeps it from prompt to prompt, "loaded" starts
-    each prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings
-    out of range and for a pool of another phrase length.
+    `recycle=False` makes no phrases from verification. `pool_state`: "cold" empties the pool for
+    each prompt, "task" keeps it from prompt to prompt, "loaded" starts each prompt from `pool`, the
+    `state_dict` of another drafter. Raises `ValueError` for settings out of range and for a pool of
+    another phrase length.
     """
 
     def __init__(

@@ -83,7 +83,8 @@ class StepTimes:
         self.target = CallTimes()
         self.draft = CallTimes(like=self.target)
         self.plain_ms, self.text_ms, self.call_ms = Mean(PLAIN_MS), Mean(TEXT_MS), Mean(CALL_MS)
-        self.steps, self._waiting = 0, list[tuple[StepRecord, Sequence[float], Sequence[float]]]()
+        self.steps = 0
+        self._queued: list[tuple[StepRecord, Sequence[float], Sequence[float]]] = []
 
     @property
     def due(self) -> bool:
@@ -91,10 +92,11 @@ class StepTimes:
         return self.steps % REFRESH == 0 or self.steps < REFRESH
 
     def observe(self, step: StepRecord, target: Sequence[float], draft: Sequence[float]) -> None:
-        """Learn from a step, given the milliseconds at load of target and draft calls of 1, 2, ...
-        nodes. A sequence's first step, which includes the prefill, must be left out."""
+        """Queue a step for the next `corrected`, with the milliseconds at load of target and draft
+        calls of 1, 2, ... nodes. A sequence's first step, which includes the prefill, must be left
+        out."""
         self.steps += 1
-        self._waiting.append((step, target, draft))  # to learn from several at once is faster
+        self._queued.append((step, target, draft))  # a call leaves cold caches: learn from many
 
     def _learn(self, step: StepRecord, target: Sequence[float], draft: Sequence[float]) -> None:
         self.target.observe(1e3 * step.verify_s, target, step.scored)
@@ -109,11 +111,12 @@ class StepTimes:
     def corrected(
         self, target: Sequence[float], draft: Sequence[float]
     ) -> tuple[list[float], list[float]]:
-        """Return the milliseconds of steps by the nodes of their target call, 1, 2, ..., host time
-        included, and those that a draft call of 1, 2, ... nodes adds to a step."""
-        for waiting in self._waiting:
-            self._learn(*waiting)
-        self._waiting.clear()
+        """Learn from the queued steps. Return the milliseconds of steps by the nodes of their
+        target call, 1, 2, ..., host time included, and those that a draft call of 1, 2, ... nodes
+        adds to a step."""
+        for queued in self._queued:
+            self._learn(*queued)
+        self._queued.clear()
         host = np.full(len(target), self.text_ms.value)
         host[0] = self.plain_ms.value
         steps = self.target.corrected(target) + host

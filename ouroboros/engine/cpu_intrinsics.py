@@ -349,7 +349,7 @@ def transpose(builder, source, stride, target, width):
 def interleave(builder, one, two, target):
     """Write pairs of 16-bit numbers to the address `target`: each of the 64 at the address `one`,
     followed by its neighbour at `two`. Each 32 pairs are in the order 0 to 3, 8 to 11, 16 to 19, 24
-    to 27, 4 to 7, ...: the one instruction for this works within 128 bits."""
+    to 27, 4 to 7, ...: the unpack instructions work within 128-bit lanes."""
     one, two, target = (_at(builder, place, SHORTS) for place in (one, two, target))
     index = 0
     for half in range(2):

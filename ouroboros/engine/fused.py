@@ -141,6 +141,7 @@ class Fused(Eager):
         table, head, shape = self.table, self.head, self.info.layers[0]
         cached, tails = np.array(sequences), reach.tails
         logits = self.cos.new_empty(len(kept), head.shape[0], dtype=self.info.dtype)
+        # two integers for each stage of the kernel (see its `_wait`): nine a layer, three more
         counters, threads = np.zeros(18 * len(table) + 6, dtype=np.int64), torch.get_num_threads()
         kernels(self.info.dtype).decode(
             *(threads, len(ids), self.width, self.heads, shape.kv_heads),

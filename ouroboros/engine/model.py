@@ -126,8 +126,6 @@ class CachedModel(TreeModel):
         self.attention, self._hooked = attention_of(self.model), is_hooked(self.model)
         self._frozen = Frozen(self.untrimmed.modules())
 
-    prepack = refresh  # its name in version 0.2
-
     def __reduce__(self) -> tuple:  # a shallow copy would write to the same cache slots
         raise TypeError("a CachedModel cannot be copied or pickled: copy its model and wrap that")
 

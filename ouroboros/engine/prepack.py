@@ -38,8 +38,8 @@ FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
 TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
 DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
-CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time,
-TIMINGS = 3  # in each of so many timings: on a busy machine one may say anything
+CLEARLY = 0.9  # use plain weights only if they take less than this share of the packed time
+TIMINGS = 3  # in each of this many timings; a single one is unreliable on a busy machine
 Unit = tuple[nn.Linear | Int8Linear, ...]
 """Layers with the same input that share one packed weight, or a single layer."""
 
@@ -48,8 +48,9 @@ class Packed:
     """A copy of the weights of some layers, concatenated, in the layout of our kernel, with their
     biases and, for int8 weights, the scales of their columns (None: none).
 
-    The weight is in blocks of 64 columns. In a block, each input's columns are together, but pairs
-    of inputs in bfloat16 and int8; for int8 with AMX, quarters of columns and four inputs.
+    The weight is in blocks of 64 columns. In a block, the columns of one input are contiguous; in
+    bfloat16 and int8, those of two inputs, interleaved. For int8 with AMX a block has tiles of 16
+    columns x 64 inputs, four inputs interleaved.
     """
 
     def __init__(self, layers: Unit) -> None:

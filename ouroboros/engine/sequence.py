@@ -47,6 +47,7 @@ class ModelCounters:
 
 
 _values = attrgetter(*ModelCounters.__dataclass_fields__)
+"""All counters in one C call, because host code runs with cold caches after a model call."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -2,7 +2,7 @@
 # Measure everything that README and docs quote, one function per table.
 #
 #   bash scripts/reproduce/all.sh headline peers   these tables
-#   DATA=/my/data bash scripts/reproduce/all.sh    all tables, in three hours; DATA is a folder of benchmark files
+#   DATA=/my/data bash scripts/reproduce/all.sh    all tables, in two and a half hours; DATA is a folder of benchmark files
 #   make tables                                   then write the tables of README and docs
 #
 # The models are the reference pair. Minutes are estimates for two CPU cores, which must be idle. Finished results
@@ -30,10 +30,10 @@ both() {
 # The headline: 40 prompts x 128 tokens of HumanEval and GSM8K. 4 runs of 7 minutes.
 headline() {
   local rivals=greedy,speculative,lookahead,prompt_lookup,suffix_decoding,suffix_hybrid,racer
-  local how=("decoder=[$rivals,ouroboros,ouroboros_text]" task.limit=40 max_new=128)
-  both headline/humaneval "${how[@]}" task.stride=4
+  local options=("decoder=[$rivals,ouroboros,ouroboros_text]" task.limit=40 max_new=128)
+  both headline/humaneval "${options[@]}" task.stride=4
   have gsm8k_test.jsonl &&
-    both headline/gsm8k "${how[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=30
+    both headline/gsm8k "${options[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=30
 }
 
 # Six tasks with their scores, 20 prompts x up to 256 tokens. 12 runs of 4 minutes.
@@ -53,10 +53,10 @@ task() { # task NAME FILE OPTIONS...
 # Decoders without a draft model, 20 prompts of HumanEval and GSM8K. 4 runs of 3 minutes.
 text_alone() {
   local rivals=greedy,lookahead,prompt_lookup,suffix_decoding,token_recycling,racer
-  local how=(model.draft=null "decoder=[$rivals,ouroboros]" task.limit=20 max_new=128)
-  both text_alone/humaneval "${how[@]}" task.stride=8
+  local options=(model.draft=null "decoder=[$rivals,ouroboros]" task.limit=20 max_new=128)
+  both text_alone/humaneval "${options[@]}" task.stride=8
   have gsm8k_test.jsonl &&
-    both text_alone/gsm8k "${how[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=60
+    both text_alone/gsm8k "${options[@]}" task=gsm8k "task.path=$DATA/gsm8k_test.jsonl" task.stride=60
 }
 
 # transformers' generation and, if it is installed (pip install llama-cpp-python), llama.cpp: the same weights in
@@ -74,7 +74,7 @@ peers() {
   bench peers experiment=peers max_new=128 "decoder=[$decoders]" "${options[@]}"
 }
 
-# Batches of 1, 4 and 16 prompts, where the next prompt takes the place of one that has ended. 3 runs of 4 minutes.
+# Batches of 1, 4 and 16 prompts, where the next prompt takes the place of one that has ended. 3 runs of 6 minutes.
 batches() {
   for size in 1 4 16; do
     bench "batches/b$size" "batch_size=$size" refill=true task.limit=32 task.stride=5 max_new=128 \
@@ -94,7 +94,7 @@ plots() {
 }
 plot() { # plot NAME PLOT FOLDERS...: write the report's PLOT to plots/NAME.svg
   local out=results/local/reports/$1
-  rm -rf "$out"
+  [ -n "${DRY:-}" ] || rm -rf "$out"
   run "$out" "" "$PYTHON" -m ouroboros report "${@:3}" "out=$out" || return
   [ -n "${DRY:-}" ] || { mkdir -p "$RESULTS/plots" && cp "$out/plots/$2.svg" "$RESULTS/plots/$1.svg"; }
 }

@@ -39,6 +39,7 @@ NAMES = {
     "pair": "draft of Yi 6B's size",
     "distilled": "distilled draft",
 }
+"""What tables call decoders, tasks and the GPU's runs."""
 
 
 def headline(path: Path) -> Table:
@@ -55,43 +56,36 @@ def headline(path: Path) -> Table:
         }
         for name, row in rows
     )
-    return frame, [label(path), *setting(path), differing(path)]
+    return frame, [label(path), *notes(path)]
 
 
 def speedups(*paths: Path) -> Table:
-    """Return each decoder's speedup over greedy, with a column per run and the slowest decoder
-    first; greedy's tokens/s above them, Ouroboros' lead over the best other decoder below."""
-    sizes = {path: read(path, "run.json")["config"].get("batch_size", 1) for path in paths}
-    sized = len(set(sizes.values())) == len(paths) > 1
-    found = {f"batch size {sizes[p]}" if sized else label(p): read(p)["decoders"] for p in paths}
-    values: dict[str, list[float]] = {}
-    for decoders in found.values():
+    """Return a column of speedups over greedy for each run, slowest decoder first, with greedy's
+    tokens/s above and Ouroboros' lead below. Runs of different batch sizes are named by these."""
+    sizes = [read(path, "run.json")["config"].get("batch_size", 1) for path in paths]
+    by_size = len(set(sizes)) == len(paths) > 1
+    names = [f"batch size {size}" for size in sizes] if by_size else map(label, paths)
+    runs = {name: read(path)["decoders"] for name, path in zip(names, paths, strict=True)}
+    ratios: dict[str, list[float]] = {}
+    for decoders in runs.values():
         for name in decoders.keys() - {"greedy"}:
-            values.setdefault(name, []).append(decoders[name]["latency_speedup"]["value"])
-    rows = [
-        (
-            "greedy, tokens/s",
-            {k: cell(d["greedy"]["output_throughput"], 1) for k, d in found.items()},
-        )
-    ]
-    for name in sorted(values, key=lambda name: gmean(values[name])):
-        rows.append(
-            (
-                title(name),
-                {
-                    k: cell(d[name]["latency_speedup"]) if name in d else "-"
-                    for k, d in found.items()
-                },
-            )
-        )
-    rows.append(
-        (
-            "Ouroboros' lead over the best other",
-            {k: cell(best_other(d)[1]) for k, d in found.items()},
-        )
-    )
-    frame = pd.DataFrame([{"decoder": name} | cells for name, cells in rows])
-    return frame, [*setting(paths[0]), differing(*paths)]
+            ratios.setdefault(name, []).append(decoders[name]["latency_speedup"]["value"])
+    rows = {
+        "greedy, tokens/s": {
+            run: cell(decoders["greedy"]["output_throughput"], 1) for run, decoders in runs.items()
+        }
+    }
+    for name in sorted(ratios, key=lambda name: gmean(ratios[name])):
+        rows[title(name)] = {
+            run: cell(decoders[name]["latency_speedup"])
+            for run, decoders in runs.items()
+            if name in decoders
+        }
+    rows["Ouroboros' lead over the best other"] = {
+        run: cell(best_other(decoders)[1]) for run, decoders in runs.items()
+    }
+    frame = pd.DataFrame(rows).T.rename_axis("decoder").reset_index()
+    return frame, notes(*paths)
 
 
 def tasks(*paths: Path) -> Table:
@@ -113,7 +107,7 @@ def tasks(*paths: Path) -> Table:
         leads.setdefault(f"lead, {temperature}", []).append(Interval(**lead))
     mean = {name: cell(vars(over_runs(found))) for name, found in leads.items()}
     frame = pd.DataFrame([*rows.values(), {"task": "geometric mean"} | mean]).fillna("")
-    return frame, [*setting(paths[0]), differing(*paths)]
+    return frame, notes(*paths)
 
 
 def best_other(decoders: Mapping) -> tuple[str, Mapping]:
@@ -128,23 +122,25 @@ def best_other(decoders: Mapping) -> tuple[str, Mapping]:
 
 
 def differing(*paths: Path) -> str:
-    """Return how many completions differ from greedy's, and whether these are numeric ties."""
+    """Return how many completions differ from greedy's and why: near ties, BUG or not audited."""
     differ = samples = 0
-    words = set()
+    reasons = set()
     for path in paths:
-        if (compared := path / "equal.json").exists():  # by scripts/gpu/checks.py
-            known = json.loads(compared.read_text("utf-8"))[0]["figures"]
-            differ, samples = differ + known["ties"], samples + known["compared"]
-            words.add("at near ties")
+        if (equal_file := path / "equal.json").exists():  # by scripts/gpu/checks.py
+            counts = json.loads(equal_file.read_text("utf-8"))[0]["figures"]
+            differ, samples = differ + counts["ties"], samples + counts["compared"]
+            reasons.add("at near ties")
             continue
         for name, row in read(path)["decoders"].items():
             samples += row["samples"] if name != "greedy" else 0
             if row["unequal"]:
-                verdicts = row["verdicts"] or {}
+                verdicts = row["verdicts"] or {"not audited": 1}
                 differ += row["unequal"]
-                words.add("BUG" if "BUG" in verdicts else "at ties" if verdicts else "not audited")
+                reasons |= {w for w in ("BUG", "not audited") if w in verdicts} or {"at near ties"}
     return (
-        f"{differ} of {samples} completions differ, {', '.join(sorted(words))}" if differ else EQUAL
+        f"{differ} of {samples} completions differ, {', '.join(sorted(reasons))}"
+        if differ
+        else EQUAL
     )
 
 
@@ -194,20 +190,37 @@ def read(path: Path, name: str = "summary.json"):
     return json.loads((path / name).read_text("utf-8"))
 
 
-def setting(path: Path) -> list[str]:
-    """Return a run's settings: prompts, new tokens, repeats, models, dtype, and that the machine
-    was busy."""
+def notes(*paths: Path) -> list[str]:
+    """Return the notes of a table: the runs' settings, with "and" between those that differ, how
+    many completions differ, and Ouroboros' smallest speedup on a prompt."""
+    worst = min(read(path)["decoders"]["ouroboros"]["worst_speedup"] for path in paths)
+    return [*settings(*paths), differing(*paths), f"slowest prompt {worst:.2f}x"]
+
+
+def settings(*paths: Path) -> list[str]:
+    """Return the settings of runs: prompts, new tokens, repeats, models, dtype, and that the
+    machine was busy. What differs between the runs is joined by "and"."""
+    columns = zip(*map(_settings, paths), strict=True)
+    return [
+        text for column in columns if (text := " and ".join(filter(None, dict.fromkeys(column))))
+    ]
+
+
+def _settings(path: Path) -> list[str]:
     run, summary = read(path, "run.json"), read(path)
     model = run["model"]
     names, quantised = model_names(model), model.get("quantised") or {}
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
     shapes = " + ".join(filter(None, (model["standin"] or {}).values()))
     return [
-        f"{summary['prompts']} prompts x up to {run['max_new']} tokens{repeats}",
-        f"stand-in of {names} in the shapes {shapes}" if shapes else names,
-        ", ".join([model["dtype"], *(f"{role} {by}" for role, by in quantised.items())]),
-        *filter(None, [summary.get("busy")]),
-        *["interrupted: not all prompts"] * (run.get("status") == "interrupted"),
+        f"{summary['prompts']} prompts",
+        f"up to {run['max_new']} new tokens{repeats}",
+        f"stand-in of {names}" if shapes else names,
+        f"shapes {shapes}" if shapes else "",
+        model["dtype"],
+        ", ".join(f"{role} {by}" for role, by in quantised.items()),
+        summary.get("busy") or "",
+        "interrupted: not all prompts" if run.get("status") == "interrupted" else "",
     ]
 
 

@@ -137,7 +137,7 @@ def row(speedup: float, lead: float | None, **own) -> dict:
     """Return a decoder's entry of summary.json; its intervals have no width."""
     ratios = {"latency_speedup": speedup, "latency_vs_ouroboros": lead}
     known = {name: v and {"value": v, "low": v, "high": v} for name, v in ratios.items()}
-    return {**known, "unequal": 0, "samples": 3, "verdicts": None, **own}
+    return {**known, "unequal": 0, "samples": 3, "verdicts": None, "worst_speedup": 0.9, **own}
 
 
 def pairs_of_runs(root: Path, **own) -> list[Path]:
@@ -152,7 +152,7 @@ def test_tasks_show_the_score_and_the_lead_over_the_best_other(tmp_path):
     led, speedup = "1.20x", "2.00x"
     assert list(frame.iloc[0]) == ["MBPP", "pass@1 0.25", *2 * [speedup, f"{led} racer"]]
     assert list(frame.iloc[1]) == ["geometric mean", "", *2 * ["", led]]
-    assert notes[-1] == EQUAL
+    assert notes[-2:] == [EQUAL, "slowest prompt 0.90x"]
 
 
 def test_speedups_have_a_column_per_run_and_the_slowest_decoder_first(tmp_path):
@@ -162,7 +162,7 @@ def test_speedups_have_a_column_per_run_and_the_slowest_decoder_first(tmp_path):
     assert list(frame.decoder) == [*names, "Ouroboros' lead over the best other"]
     column = [value.split()[0] for value in frame["MBPP, T = 0"]]
     assert column == ["50.0", "1.30x", "1.60x", "2.00x", "1.20x"]
-    assert notes[-1] == "2 of 18 completions differ, not audited"
+    assert notes[-2] == "2 of 18 completions differ, not audited"
     sizes = [
         of(tmp_path / f"b{size}", read(tmp_path / "mbpp_t0")["decoders"], size) for size in (1, 4)
     ]

@@ -181,9 +181,7 @@ class ResultsFolder:
         if given. Raises `ValueError` if the file is compressed."""
         path, line = self.path / name, {"key": key, **row} if key else row
         if (packed := stored(path)) != path:
-            raise ValueError(
-                f"{packed} is complete and packed: xz -d it to resume the run"
-            )
+            raise ValueError(f"{packed} is compressed: unpack it with xz -d to resume")
         with open(path, "a+b") as file:
             if size := file.tell():
                 file.seek(size - 1)
@@ -283,7 +281,7 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
     try:
         read = path.read_bytes()
         text = (lzma.decompress(read) if path.suffix == ".xz" else read).decode(errors="replace")
-    except (EOFError, lzma.LZMAError) as error:
+    except lzma.LZMAError as error:
         raise ValueError(f"{path} is damaged: copy it again") from error
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:

@@ -137,7 +137,7 @@ def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     path.with_name(f"{SAMPLES}.xz").write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
     assert folder.load_samples() == samples
-    with pytest.raises(ValueError, match="xz -d it to resume"):
+    with pytest.raises(ValueError, match="with xz -d to resume"):
         folder.append(SAMPLES, {})
     packed = path.with_name(f"{SAMPLES}.xz")
     packed.write_bytes(packed.read_bytes()[:-50])
