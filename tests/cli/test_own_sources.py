@@ -42,8 +42,9 @@ def test_a_run_on_folders_asks_for_their_place(tmp_path, saved_pair, call, run_b
     assert "error" not in told(rows, *places)
     recording = [f"recording={folder}", "decoder=[greedy]"]
     assert "give the paths, as task.path=" in call("replay", *recording)[2]
+    monkeypatch.chdir(tmp_path / "out")  # where no folder has the target's name
     (folder / TOKENIZER).unlink()
-    for given, ids in (([f"tokenizer={tmp_path / 'target'}"], False), ([], True)):
+    for given, ids in (([], True), ([f"tokenizer={tmp_path / 'target'}"], False)):
         assert not call("report", str(folder), *given, pair=False)[0]
         page = (folder / "report" / "report.html").read_text()
         assert bool(re.search(r'"\d+ "', page)) is ids
