@@ -56,7 +56,9 @@ def headline(path: Path) -> Table:
         }
         for name, row in rows
     )
-    return frame, [label(path), *notes(path)]
+    run = read(path, "run.json")
+    task, temperature = run["task"]["name"], run["sampling"]["temperature"]
+    return frame, [f"{NAMES.get(task, task)}, T = {temperature:g}", *notes(path)]
 
 
 def speedups(*paths: Path) -> Table:
