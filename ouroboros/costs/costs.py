@@ -150,11 +150,11 @@ class Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
         The models alternate, with up to five calls per size; costs are medians, so a larger tree
-        may cost less than a smaller one. A noisy measurement is repeated, and the one with the
-        smallest relative spread is used (`about["spread"]`). An engine that pads calls is timed at
-        its padded sizes. Contexts too close to the model's limit for a 96-node tree get the costs
-        of the longest context measured. On a GPU, also measures the models' bytes and the memory
-        bandwidth. Empties the models' caches.
+        may cost less than a smaller one (except with our CPU kernels). A noisy measurement is
+        repeated, and the one with the smallest relative spread is used (`about["spread"]`). An
+        engine that pads calls is timed at its padded sizes. Contexts too close to the model's limit
+        for a 96-node tree get the costs of the longest context measured. On a GPU, also measures
+        the models' bytes and the memory bandwidth. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static

@@ -20,7 +20,7 @@ from ouroboros.engine.static import NODES
 class Clocked:
     """A model whose calls take the milliseconds of a table, on a clock that it turns itself."""
 
-    vocab_size, max_len, engine, prefill_limit = 50, 4096, None, 200
+    vocab_size, max_len, engine, prefill_limit, exact = 50, 4096, None, 200, False
 
     def __init__(self, clock: list[float], ms, log: list) -> None:
         self.clock, self.ms, self.log = clock, ms, log
@@ -51,6 +51,15 @@ def clocked(monkeypatch) -> Callable[..., tuple[list[Clocked], Callable[[], floa
         return [Clocked(clock, ms, log) for ms in tables], lambda: clock[0], log
 
     return make
+
+
+def test_times_of_the_cpu_kernels_do_not_decrease_with_nodes(clocked):
+    ms = {1: 7.0, 2: 9.0, 4: 8.0, 8: 10.0}
+    (model, other), _, _ = clocked(lambda n, c: ms[n], lambda n, c: ms[n])
+    model.exact = True
+    found = time_calls([model, other], nodes=list(ms), contexts=[30], visits=1, repeats=1)
+    assert found[0].ms[30] == pytest.approx({1: 7.0, 2: 8.5, 4: 8.5, 8: 10.0})
+    assert found[1].ms[30] == pytest.approx(ms)
 
 
 def test_medians_of_what_the_clock_says(clocked):
