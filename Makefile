@@ -5,7 +5,7 @@
 #              supported torch and transformers into .venv-oldest; run the tests that depend on them in both
 # make check   run linter and type checker; check that the tables in the docs match results/
 # make tune    search every decoder's best settings on development text
-# make evidence   measure everything that README and docs quote; two and a half hours, rerun to resume
+# make evidence   measure everything that README and docs quote; two hours, rerun to resume
 # make tables    write the tables of README and docs from results/
 # make docs    build the documentation into build/site
 

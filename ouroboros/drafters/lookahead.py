@@ -38,7 +38,7 @@ class Window:
 
     def start(self, tokens: Sequence[int]) -> None:
         """Fill row 0 with random tokens of the sequence; each later step adds a row."""
-        draw = random.Random(f"0-{len(tokens)}-{tokens[-1]}")
+        draw = random.Random(f"{len(tokens)}-{tokens[-1]}")
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 

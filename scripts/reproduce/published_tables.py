@@ -56,9 +56,7 @@ def headline(path: Path) -> Table:
         }
         for name, row in rows
     )
-    run = read(path, "run.json")
-    task, temperature = run["task"]["name"], run["sampling"]["temperature"]
-    return frame, [f"{NAMES.get(task, task)}, T = {temperature:g}", *notes(path)]
+    return frame, [label(path), *notes(path)]
 
 
 def speedups(*paths: Path) -> Table:
@@ -95,7 +93,7 @@ def tasks(*paths: Path) -> Table:
     decoder at each temperature, and the geometric means of the leads. Scores are those at T = 0."""
     rows: dict[str, dict[str, str]] = {}
     leads: dict[str, list[Interval]] = {}
-    for path in sorted(paths, key=lambda path: path.name.rpartition("_t")[2]):
+    for path in paths:
         task, _, temperature = label(path).partition(", ")
         decoders = read(path)["decoders"]
         ours, row = decoders["ouroboros"], rows.setdefault(task, {"task": task})

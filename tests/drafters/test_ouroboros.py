@@ -260,3 +260,12 @@ def test_what_outlives_a_prompt(pair):
 )
 def test_calls_timed_while_other_programs_ran_are_bounded(measured, counted):
     assert cost_table(Surface.flat(measured), 100)[:4] == pytest.approx(counted, abs=0.01)
+
+
+def test_costs_are_those_of_the_current_batch_size():
+    drafter = Ouroboros(adapt=False)
+    drafter.reset(argmax)
+    for step, size in enumerate((1, 2, 3, 1)):
+        drafter.set_batch(size, 32 * step)
+        next(drafter.propose([1, 2] * (step + 2), 8), None)
+        assert (drafter.joint.size if drafter.joint else 1) == size

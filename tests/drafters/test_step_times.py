@@ -50,3 +50,9 @@ def test_a_draft_is_assumed_to_be_as_much_slower_as_the_target():
     times.observe(StepRecord(scored=1, verify_s=0.05), TARGET, DRAFT)
     _, drafting = times.corrected(TARGET, DRAFT)
     assert drafting[0] == pytest.approx(5 * DRAFT[0] + CALL_MS)
+
+
+def test_a_step_is_learned_once():
+    times = StepTimes()
+    times.observe(StepRecord(scored=5, verify_s=0.05), TARGET, DRAFT)
+    assert times.corrected(TARGET, DRAFT) == times.corrected(TARGET, DRAFT)
