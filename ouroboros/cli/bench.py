@@ -22,7 +22,7 @@ from ouroboros.costs import Costs
 
 def bench(options: RunConfig) -> tuple[int, dict | None]:
     """Run the benchmark, write the report, print the tables; return the exit code and the JSON
-    document (None on other ranks than 0)."""
+    document (None on other ranks than 0, and if no sample was finished)."""
     config, probe = run_config(options)
 
     def say(line: str) -> None:  # stderr is replaced in other ranks than 0
@@ -37,9 +37,9 @@ def bench(options: RunConfig) -> tuple[int, dict | None]:
     if probe and result.first and costs and "spread" in costs.about:
         costs.save(probe)
     interrupted = 0 if result.finished else 130
-    if not result.first:
-        return interrupted, None
     folder = result.folder
+    if not result.first or (interrupted and not folder.load_samples()):
+        return interrupted, None
     summary = make_report(folder)
     print_summary(summary)
     if busy := summary.facts.busy:

@@ -155,3 +155,10 @@ def test_a_full_disk_a_broken_package_and_ctrl_c_are_one_line(call, monkeypatch,
     monkeypatch.setattr(door, "run_command", Mock(side_effect=error))
     found, out, err = call("bench", pair=False)
     assert (found, out) == (code, "") and err.count("\n") == 1 and says in err
+
+
+def test_ctrl_c_before_the_first_sample_prints_no_table(call, saved_pair, monkeypatch):
+    monkeypatch.chdir(saved_pair)
+    monkeypatch.setattr("ouroboros.bench.run.run.Bench.run", Mock(side_effect=KeyboardInterrupt))
+    code, out, err = call("bench", *COMMANDS["bench"](*PAIR), pair=False)
+    assert (code, out) == (130, "") and "to resume" in err and "Traceback" not in err
