@@ -23,7 +23,7 @@ from ouroboros.core.noise import GOLDEN, gumbel_of, hash_bits, position_key
 
 SOURCE = Path(__file__)
 CACHE = cache_folder([SOURCE, noise.SOURCE])
-BLOCK = 64  # ids whose best score is remembered together
+BLOCK = 128  # columns whose highest score is remembered together
 LOWEST = np.int32(-(2**31))
 INFINITY = np.int32(0x7F800000)  # the bits of infinity; those of NaN are larger
 TYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -62,19 +62,41 @@ _sum_exp = jit(_sum_exp, "reassoc", "contract")
 
 
 @jit
+def _bits(words, at):
+    """Return the bits of a float32, given as such or as those of a bfloat16."""
+    word = np.int32(words[at])
+    return np.int32(word << np.int32(16)) if words.itemsize == 2 else word
+
+
+@jit
 def _key(bits):
     """Return an int32 that orders a float32, given by its bits; NaN is highest, -0.0 equals 0.0."""
-    size = bits & np.int32(0x7FFFFFFF)
-    key = -size if bits < np.int32(0) else size
+    size = np.int32(bits & np.int32(0x7FFFFFFF))  # numba widens most results to 64 bits
+    key = np.int32(-size) if bits < np.int32(0) else size
     return np.int32(0x7FFFFFFF) if size > INFINITY else key
+
+
+@jit
+def _highest(words):
+    """Return the highest key of some words."""
+    best = LOWEST
+    for at in range(len(words)):
+        key = _key(_bits(words, at))
+        best = key if key > best else best
+    return best
+
+
+@jit
+def _list_highest(words, maxima):
+    """Write the highest key of each block of words to `maxima`."""
+    for block in range(len(maxima)):
+        maxima[block] = _highest(words[block * BLOCK : min((block + 1) * BLOCK, len(words))])
 
 
 @jit
 def _maximum(values):
     """Return the largest value."""
-    best, bits = LOWEST, values.view(np.int32)
-    for i in range(len(bits)):
-        best = max(best, _key(bits[i]))
+    best = _highest(values.view(np.int32))
     bits = best if best >= 0 else -best | LOWEST
     return np.full(1, bits, np.int32).view(np.float32)[0]
 
@@ -83,15 +105,6 @@ def _maximum(values):
 def _before(key, column, other_key, other_column):
     """Return whether a token ranks before another one."""
     return key > other_key or (key == other_key and column < other_column)
-
-
-@jit
-def _highest(keys, block):
-    """Return the highest key of a block."""
-    best = LOWEST
-    for i in range(block * BLOCK, (block + 1) * BLOCK):
-        best = max(best, keys[i])
-    return best
 
 
 @jit
@@ -112,71 +125,75 @@ def _add_bounds(values, key, ids, rest, scores):
 
 
 @jit
-def _rank(words, halves, temperature, seed, positions, ids, out):
+def _rank(words, temperature, seed, positions, ids, out):
     """Write columns, scores and shares of the best tokens of each row to `out` [rows, 3, count];
-    ties go to the lowest column. `words` are the bits of the logits [rows, vocab], of bfloat16 if
-    `halves`. A score is logit / temperature, plus the noise of `seed` and the row's position
-    (`positions` empty: no noise). Column i is the token ids[i], without `ids` the token i."""
+    ties go to the lowest column. `words` are the bits of the logits [rows, vocab]. A score is logit
+    / temperature, plus the noise of `seed` and the row's position (`positions` empty: no noise).
+    Column i is the token ids[i], without `ids` the token i.
+
+    Blocks of columns are searched in the order of their highest score, or bound of a score, until
+    no other block can have one of the best."""
     rows, vocab = words.shape
-    last = out.shape[2] - 1
+    last, shares, noisy = out.shape[2] - 1, out.shape[1] > 2, len(positions) > 0
     best_keys = np.empty(out.shape[2], np.int32)
-    blocks = -(-vocab // BLOCK)
-    values = np.empty(vocab, np.float32)
-    scratch, rest = np.empty(vocab, np.float32), np.empty(vocab, np.float32)
-    keys = np.full(blocks * BLOCK, LOWEST, np.int32)
-    maxima = np.empty(blocks, np.int32)
+    maxima = np.empty(-(-vocab // BLOCK), np.int32)
+    plain, key = temperature == np.float32(1.0) and not noisy, np.int64(0)
+    room = 0 if plain and not shares else vocab
+    values, scratch = np.empty(room, np.float32), np.empty(room, np.float32)
+    rest = np.empty(vocab if noisy else 0, np.float32)
     read, bits = values.view(np.int32), scratch.view(np.int32)
+    score = np.empty(1, np.float32)
+    score_bits = score.view(np.int32)
     for row in range(rows):
-        if halves:
-            for i in range(vocab):
-                read[i] = np.int32(words[row, i]) << np.int32(16)
-        else:
-            for i in range(vocab):
-                read[i] = np.int32(words[row, i])
+        own = words[row]
+        for i in range(room):
+            read[i] = _bits(own, i)
         if temperature != np.float32(1.0):
             for i in range(vocab):
                 values[i] = values[i] / temperature
-        noisy, key = len(positions) > 0, np.int64(0)
         if noisy:
             key = position_key(seed, positions[row])
             _add_bounds(values, key, ids, rest, scratch)
+        if plain:
+            _list_highest(own, maxima)
         else:
-            for i in range(vocab):
-                scratch[i] = values[i]
-        for i in range(vocab):
-            keys[i] = _key(bits[i])
-        for block in range(blocks):
-            maxima[block] = _highest(keys, block)
+            _list_highest(bits if noisy else read, maxima)
         found = 0
         while True:
-            best = LOWEST
-            for block in range(blocks):
-                best = max(best, maxima[block])
-            block = 0
+            best, block = LOWEST, 0
+            for other in range(len(maxima)):
+                best = max(best, maxima[other])
             while maxima[block] != best:
                 block += 1
-            at = block * BLOCK
-            while keys[at] != best:
-                at += 1
-            # no remaining bound is larger, and no equal one has a lower column
-            if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
+            start = block * BLOCK
+            # the other columns have no larger bound, and no equal one that is lower
+            if found > last and not _before(best, start, best_keys[last], out[row, 0, last]):
                 break
-            keys[at] = LOWEST
-            maxima[block] = _highest(keys, block)
-            if noisy:
-                token = ids[at] if len(ids) else at
-                scratch[at] = values[at] + np.float32(gumbel_of(key, token))
-                best = _key(bits[at])
-                if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
+            maxima[block] = LOWEST
+            for at in range(start, min(start + BLOCK, vocab)):
+                if plain:
+                    score_bits[0] = _bits(own, at)
+                else:
+                    score_bits[0] = bits[at] if noisy else read[at]
+                for exact in range(1 + noisy):
+                    if exact:
+                        token = ids[at] if len(ids) else at
+                        score[0] = values[at] + np.float32(gumbel_of(key, token))
+                    best = _key(score_bits[0])
+                    better = found <= last
+                    better |= _before(best, at, best_keys[last], out[row, 0, last])
+                    if not better:
+                        break
+                if not better:
                     continue
-            place = min(found, last)
-            while place and _before(best, at, best_keys[place - 1], out[row, 0, place - 1]):
-                best_keys[place] = best_keys[place - 1]
-                out[row, :2, place] = out[row, :2, place - 1]
-                place -= 1
-            best_keys[place], out[row, 0, place], out[row, 1, place] = best, at, scratch[at]
-            found = min(found + 1, last + 1)
-        if out.shape[1] > 2:
+                place = min(found, last)
+                while place and _before(best, at, best_keys[place - 1], out[row, 0, place - 1]):
+                    best_keys[place] = best_keys[place - 1]
+                    out[row, :2, place] = out[row, :2, place - 1]
+                    place -= 1
+                best_keys[place], out[row, 0, place], out[row, 1, place] = best, at, score[0]
+                found = min(found + 1, last + 1)
+        if shares:
             highest = _maximum(values)
             total = _sum_exp(values, highest, scratch)
             for place in range(out.shape[2]):
@@ -188,9 +205,8 @@ def _rank(words, halves, temperature, seed, positions, ids, out):
 def _compiled() -> Callable:
     def compile_all() -> Callable:
         for kind in (np.int16, np.int32):
-            words = np.zeros((1, BLOCK), kind)
-            halves, none = kind == np.int16, NO_IDS
-            _rank(words, halves, np.float32(1.0), 0, none, none, np.empty((1, 3, 1)))
+            words, none = np.zeros((1, BLOCK), kind), NO_IDS
+            _rank(words, np.float32(1.0), 0, none, none, np.empty((1, 3, 1)))
         return _rank
 
     return compile_now(compile_all, CACHE, "token selection")
@@ -225,6 +241,5 @@ def rank(
     at = np.array(positions, np.int64)
     tokens = NO_IDS if ids is None else ids.numpy()
     out = np.empty((len(words), 2 + shares, count))
-    halves = logits.dtype == torch.bfloat16
-    _compiled()(words, halves, np.float32(temperature), seed, at, tokens, out)
+    _compiled()(words, np.float32(temperature), seed, at, tokens, out)
     return out

@@ -317,8 +317,9 @@ class CostModel:
         """Return a copy of the sample with predicted seconds.
 
         The first step includes the target's prefill, `prefill_ms`. The first step with a draft call
-        includes the draft's prefill: `prefill_ms` x `draft_ratio` x the share of the context that
-        the draft read. Raises `ValueError` as `steps` does.
+        includes the draft's prefill: as measured (`reading_ms`), or else `prefill_ms` x
+        `draft_ratio` x the share of the context that the draft read. Raises `ValueError` as
+        `steps` does.
         """
         costs, records = self.costs, list[StepRecord]()
         prefill_ms = costs.prefill_ms
@@ -328,9 +329,11 @@ class CostModel:
         for step, (verify, drafting, context) in zip(sample.steps, self.steps(sample), strict=True):
             verify += 0.0 if records else prefill_ms
             if unread and step.draft_calls:
-                share = (step.draft_caught_up + 1) / context if step.draft_caught_up else 1.0
-                drafting += prefill_ms * (costs.draft_ratio(context) or 0.0) * share
-                unread = False
+                unread, read = False, step.draft_caught_up + 1 if step.draft_caught_up else context
+                if costs.reading_ms:
+                    drafting += costs.draft_reading_ms(read, context)
+                else:
+                    drafting += prefill_ms * (costs.draft_ratio(context) or 0.0) * read / context
             times = {"draft_s": drafting / 1e3, "verify_s": verify / 1e3, "host_s": host_ms / 1e3}
             records.append(replace(step, **times))
         spent = [record.draft_s + record.verify_s + record.host_s for record in records]

@@ -163,6 +163,16 @@ def _rows_from(builder, start, stride, together: int, count) -> list[Any]:
     return addresses
 
 
+def _prefetch(builder, start, lines: int, level: int) -> None:
+    """Prefetch cache lines (64 bytes each) into the cache of a level, 1 or 2."""
+    prefetch = _declared(
+        builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
+    )
+    for line in range(lines):
+        place = _at(builder, builder.add(start, LONG(64 * line)), BYTE)
+        builder.call(prefetch, [place, INT(0), INT(4 - level), INT(1)])
+
+
 def _declared(builder, name: str, returned, *parameters):
     known = builder.module.globals.get(name)
     return known or ir.Function(builder.module, ir.FunctionType(returned, parameters), name)
@@ -221,9 +231,6 @@ def _multiplier(fetch: int):
             name = "llvm.x86.avx512bf16.dpbf16ps.512" if native else "llvm.fma.v16f32"
             kinds = [FLOATS, operand, operand] if native else [FLOATS] * 3
             multiply = _declared(builder, name, FLOATS, *kinds)
-            prefetch = _declared(
-                builder, "llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT, INT, INT
-            )
             starts = _rows_from(builder, rows, stride, AT_ONCE, count)
 
             def numbers(words):
@@ -239,10 +246,7 @@ def _multiplier(fetch: int):
                 line = _at(builder, builder.add(weight, builder.mul(past, LONG(COLUMNS))), INTS)
                 loaded = [builder.load(builder.gep(line, [LONG(i)]), align=4) for i in range(4)]
                 columns = [numbers(words) for words in loaded]
-                place = builder.add(ahead, builder.mul(step, LONG(64 * fetch)))
-                for i in range(fetch):
-                    fetched = _at(builder, builder.add(place, LONG(64 * i)), BYTE)
-                    builder.call(prefetch, [fetched, *(INT(n) for n in (0, 2, 1))])
+                _prefetch(builder, _past(builder, ahead, step, 64 * fetch), fetch, level=2)
                 found = []
                 for at, total in enumerate(totals):
                     if at % 4 == 0:
@@ -397,6 +401,38 @@ def _tiler(more: bool):
 
 
 multiply_tile, multiply_tile_more = _tiler(False), _tiler(True)
+
+
+@generated
+def multiply_two_tiles(builder, rows, below, stride, weight, sums, lower, row, steps):
+    """Do `multiply_tile` for two tiles of rows, at the addresses `rows` and `below`; write their
+    products to `sums` and `lower`. Each tile of the weight is loaded once, and prefetched a step
+    ahead.
+
+    Tiles 0 and 1 hold the upper rows' sums for 32 columns, 2 and 3 the lower rows', 4 and 5 the
+    rows, 6 and 7 the weight.
+    """
+    for half in range(2):
+        for at in range(4):
+            _amx(builder, "tilezero", BYTE(at))
+
+        def add(step, _, half=half):
+            for at, start in ((4, rows), (5, below)):
+                _amx(builder, "tileloadd64", BYTE(at), _past(builder, start, step, 64), stride)
+            line = _past(builder, weight, step, 64 * COLUMNS)
+            if half == 0:
+                _prefetch(builder, builder.add(line, LONG(64 * COLUMNS)), COLUMNS, level=1)
+            for at in range(2):
+                place = builder.add(line, LONG(128 * half + 64 * at))
+                _amx(builder, "tileloadd64", BYTE(6 + at), place, LONG(4 * COLUMNS))
+                _amx(builder, "tdpbf16ps", BYTE(at), BYTE(4), BYTE(6 + at))
+                _amx(builder, "tdpbf16ps", BYTE(2 + at), BYTE(5), BYTE(6 + at))
+            return []
+
+        _repeated(builder, steps, [], add)
+        for at in range(4):
+            place = builder.add(lower if at > 1 else sums, LONG(128 * half + 64 * (at % 2)))
+            _amx(builder, "tilestored64", BYTE(at), place, row)
 
 
 @generated

@@ -290,48 +290,41 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     """Do `_attend` for one key head with AMX: `queries` and `out` are [n, group, width], keys and
     values [slots, width].
 
-    Rows without tails share all their slots with the other rows. Rows with tails share the first
-    ones; their remaining slots are gathered for each of these rows. Sums are in the order of
-    positions, in blocks that begin at multiples of 32.
+    All rows are multiplied by the keys of all slots; a row with tails then picks the products of
+    its slots. Values are shared by rows without tails, and up to the first tail by all rows; the
+    remaining ones are gathered for each row with tails. Sums are in the order of positions, in
+    blocks that begin at multiples of 32.
     """
     n, group, width = queries.shape
     most = n * group  # queries, rounded up if they need several tiles
     if most > TILE_ROWS:
         most = (most + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
     begin, end, shared = first.min() // TILE_STEP * TILE_STEP, 0, lengths.max() + TILE_STEP
+    last = lengths.max()
     for r in range(n):
         if straight[r] < lengths[r]:
             shared = min(shared, straight[r])
+            last = max(last, tails[r, lengths[r] - straight[r] - 1] + 1)
         else:
             end = max(end, lengths[r])
     shared = max(begin, shared // TILE_STEP * TILE_STEP)  # all rows attend to the slots before it
     end = max(end, min(shared, lengths.max()))
-    tailed = (straight < lengths).any()
-    columns = (lengths.max() - begin + COLUMNS - 1 + COLUMNS * tailed) // COLUMNS * COLUMNS
+    columns = (last - begin + COLUMNS - 1) // COLUMNS * COLUMNS
     scores, weights = np.empty((most, columns), np.float32), np.empty((most, columns), keys.dtype)
     packed, totals = np.zeros((most, width), keys.dtype), np.empty(most, np.float32)
     sums = np.zeros((values.shape[1] // COLUMNS, most, COLUMNS), np.float32)
     scratch = np.empty((max(width // 2, TILE_STEP), COLUMNS), np.uint32)
-    gathered = np.empty((lengths.max() - shared if tailed else 0, width), keys.dtype)
     slots, row = np.arange(begin, begin + columns), 4 * columns
     together, alone = _tile_configs(min(most, TILE_ROWS), 5)[1], _tile_configs(group, 5)[1]
     for query in range(n * group):
         for at in range(width):
             _put(packed[query], at, queries[query // group, query % group, at])
     ops.set_tiles(together.ctypes.data)
-    _score_tiles(keys[begin:end], packed, scratch, scores.ctypes.data, row)
-    ops.set_tiles(alone.ctypes.data)
-    for r in range(n):
-        if straight[r] < lengths[r]:
-            for at in range(lengths[r] - shared):
-                slot = shared + at
-                if slot >= straight[r]:
-                    slot = tails[r, slot - straight[r]]
-                gathered[at] = keys[slot]
-            own, to = packed[r * group : (r + 1) * group], scores[r * group :, shared - begin :]
-            _score_tiles(gathered[: lengths[r] - shared], own, scratch, to.ctypes.data, row)
+    _score_tiles(keys[begin:last], packed, scratch, scores.ctypes.data, row)
     for query in range(n * group):
         r, own, to = query // group, scores[query], weights[query]
+        for at in range(straight[r], lengths[r]):  # tails are later slots, in ascending order
+            own[at - begin] = own[tails[r, at - straight[r]] - begin]
         low = first[r] // BLOCK * BLOCK - begin
         high = (lengths[r] - begin + BLOCK - 1) // BLOCK * BLOCK
         tile = own[low:high]
@@ -467,24 +460,31 @@ def _write_products(sums, bias, column, out):
 
 @numba.njit(**FAST)
 def _by_tiles(counter, width, rows, weight, bias, out):
-    """Do `_multiply` with AMX: 16 rows at a time."""
-    n, stride = len(out), 2 * width
-    tiles = (n + TILE_ROWS - 1) // TILE_ROWS
-    configs = _tile_configs(n - (tiles - 1) * TILE_ROWS, 5)
+    """Do `_multiply` with AMX: up to 32 rows at a time."""
+    n, stride, most = len(out), 2 * width, 2 * TILE_ROWS
+    steps, line = width // TILE_STEP, np.int64(4 * COLUMNS)
+    configs = _tile_configs((n - 1) % TILE_ROWS + 1, 5)
+    if 0 < n % most > TILE_ROWS:  # the last two tiles: all rows, then the remaining ones
+        configs[1] = configs[0]
+        for tile in (2, 3, 5):
+            configs[1, 48 + tile] = (n - 1) % TILE_ROWS + 1
     sums = np.empty((n, COLUMNS), np.float32)
     item = ops.next_item(counter)
+    ops.set_tiles(configs[int(n <= most and n % most > 0)].ctypes.data)
     while item * COLUMNS < out.shape[1]:
         block = weight + item * COLUMNS * stride
-        for tile in range(tiles):
-            row = tile * TILE_ROWS
-            ops.set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
-            ops.multiply_tile(
-                *(rows + row * stride, stride, block),
-                *(sums[row:].ctypes.data, np.int64(4 * COLUMNS), width // TILE_STEP),
-            )
-        ops.set_tiles(0)
+        for row in range(0, n, most):
+            if n > most:
+                ops.set_tiles(configs[int(row + most > n)].ctypes.data)
+            own, to = rows + row * stride, sums[row:].ctypes.data
+            if n - row > TILE_ROWS:
+                below, lower = own + TILE_ROWS * stride, to + TILE_ROWS * line
+                ops.multiply_two_tiles(own, below, stride, block, to, lower, line, steps)
+            else:
+                ops.multiply_tile(own, stride, block, to, line, steps)
         _write_products(sums, bias, item * COLUMNS, out)
         item = ops.next_item(counter)
+    ops.set_tiles(0)
 
 
 _if_tiles = _by_tiles if TILES else _nothing
@@ -527,13 +527,15 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
             split[1, row, at] = np.uint8(integers[row, at] & 255)
     parts, sums = np.empty((2, n, COLUMNS), np.int32), np.empty((n, COLUMNS), np.float32)
     item = ops.next_item(counter)
+    ops.set_tiles(configs[1].ctypes.data)
     while item * COLUMNS < out.shape[1]:
         sums[:] = 0
         for group in range(scale_of.shape[1]):
             start = group * GROUP
             for tile in range(tiles):
                 row = tile * TILE_ROWS
-                ops.set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
+                if tiles > 1:
+                    ops.set_tiles(configs[int(tile == tiles - 1)].ctypes.data)
                 ops.multiply_int8_tile(
                     *(split[0, row, start:].ctypes.data, split[1, row, start:].ctypes.data, width),
                     *(weight + (item * width + start) * COLUMNS, parts[0, row:].ctypes.data),
@@ -544,9 +546,9 @@ def _int8_by_tiles(counter, integers, scale_of, weight, scales, bias, out):
                 high, low = parts[0, row], parts[1, row]
                 for at in range(COLUMNS):
                     own[at] += np.float32((high[at] << np.int32(8)) + low[at]) * scale
-        ops.set_tiles(0)
         _write_scaled(sums, scales, bias, item * COLUMNS, out)
         item = ops.next_item(counter)
+    ops.set_tiles(0)
 
 
 _if_int8_tiles = _int8_by_tiles if INT8_TILES else _nothing

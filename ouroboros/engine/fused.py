@@ -89,6 +89,8 @@ class Fused(Eager):
             for at, own in enumerate(layers)
         ]
         self.table = np.array(rows, dtype=np.int64)
+        self.logits = self.cos.new_empty(MOST, self.head.shape[0], dtype=info.dtype)
+        self.views: dict[int, torch.Tensor] = {}  # of the first rows of `logits`
 
     def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
         """See `Eager.call`. Inputs are prepared in NumPy, which takes less time than torch. More
@@ -110,8 +112,9 @@ class Fused(Eager):
         self._extend_angles(int(places.max()))
         found = list[torch.Tensor]()
         for start in range(0, len(ids), MOST):
-            rows = slice(start, min(start + MOST, len(ids)))
-            inside = wanted[(start <= wanted) & (wanted < rows.stop)] - start
+            rows, inside = slice(start, min(start + MOST, len(ids))), wanted
+            if len(ids) > MOST:
+                inside = wanted[(start <= wanted) & (wanted < rows.stop)] - start
             sequences = [
                 [
                     *(max(first, start) - start, min(first + layout.fed, rows.stop) - start),
@@ -122,7 +125,8 @@ class Fused(Eager):
                 if first < rows.stop and first + layout.fed > start
             ]
             own = reach if len(ids) <= MOST else reach.of_rows(rows)
-            found.append(self._by_kernel(fed[rows], places[rows], sequences, own, inside))
+            logits = self._by_kernel(fed[rows], places[rows], sequences, own, inside)
+            found.append(logits if len(ids) <= MOST else logits.clone())
         logits = found[0] if len(found) == 1 else torch.cat(found)
         return [logits] if len(parts) == 1 else list(logits.split([len(p.rows) for _, p in parts]))
 
@@ -140,7 +144,8 @@ class Fused(Eager):
         the addresses of its keys and values."""
         table, head, shape = self.table, self.head, self.info.layers[0]
         cached, tails = np.array(sequences), reach.tails
-        logits = self.cos.new_empty(len(kept), head.shape[0], dtype=self.info.dtype)
+        if (logits := self.views.get(len(kept))) is None:
+            self.views[len(kept)] = logits = self.logits[: len(kept)]
         # two integers for each stage of the kernel (see its `_wait`): nine a layer, three more
         counters, threads = np.zeros(18 * len(table) + 6, dtype=np.int64), torch.get_num_threads()
         kernels(self.info.dtype).decode(

@@ -277,11 +277,12 @@ class CachedModel(TreeModel):
         """Return an engine's logits without ids of `width` and more, labelled with their `head`.
         Masks ids in place, where a captured token selection reads them."""
         if (head := self.head) is None:
-            rows = logits[:, : self.width]
+            rows = logits if logits.shape[1] == self.width else logits[:, : self.width]
             return rows if self.masked is None else rows.index_fill_(1, self.masked, -torch.inf)
         if self.width < head.reach:
             head = head.below(self.width)
-        rows = logits[:, : len(head.ids) - 1]
+        columns = len(head.ids) - 1
+        rows = logits if logits.shape[1] == columns else logits[:, :columns]
         if self.masked is not None:
             rows.masked_fill_(torch.isin(head.ids[:-1], self.masked), -torch.inf)
         rows.head = head  # type: ignore[attr-defined]

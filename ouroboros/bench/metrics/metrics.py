@@ -280,8 +280,9 @@ METRICS = Registry(
            "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
            **TIME),
     Metric("predicted_share", "predicted/measured",
-           lambda samples: ratio(samples.predicted_s, samples.wall_s),
-           "Predicted seconds / measured ones: how well costs and counts explain the times.",
+           lambda samples: ratio(samples.predicted_decode_s, samples.decode_s),
+           "Predicted seconds after the first step / measured ones: how well counts and the costs "
+           "of calls (with the measured host time, if they have none) explain the times.",
            timed=True, priced=True, tables="time"),
     Metric("median_ttft_ms", "TTFT p50 (ms)",
            lambda samples: 1e3 * samples.ttft_s.quantile(0.5),

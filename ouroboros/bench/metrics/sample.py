@@ -89,7 +89,8 @@ def sample_frame(
     - `latency_s`: the time that a user waits. `ttft_s` is converted to a user's time too; `wall_s`
       and `decode_s` remain shares of a batch's time
     - `calls`: target calls + `draft_cost` x draft calls, counted in forward passes if recorded
-    - `predicted_s` and `cost` (in target calls of one node): predicted with `costs`; NaN in all
+    - `predicted_s`, `predicted_decode_s` (after the first step, with the measured host time if the
+      costs have none) and `cost` (in target calls of one node): predicted with `costs`; NaN in all
       rows if `costs` is None or lacks the draft that was called, or if there are batches
     """
     samples = list(samples)
@@ -107,10 +108,15 @@ def sample_frame(
         + draft_cost * sum(t.draft_forwards or t.draft_calls for t in s.steps)
         for s in samples
     ]
-    frame[["predicted_s", "cost"]] = float("nan")
+    frame[["predicted_s", "predicted_decode_s", "cost"]] = float("nan")
     if costs is not None and alone.all():  # costs are for calls of a single sequence
         with suppress(ValueError):
-            frame["predicted_s"] = [costs.predict(sample).wall_s for sample in samples]
+            predicted = [costs.predict(sample) for sample in samples]
+            frame["predicted_s"] = [sample.wall_s for sample in predicted]
+            frame["predicted_decode_s"] = [s.wall_s - (s.ttft_s or 0.0) for s in predicted]
+            if not costs.costs.host_ms:
+                host_s = [sum(step.host_s for step in sample.steps[1:]) for sample in samples]
+                frame["predicted_decode_s"] += host_s
             frame["cost"] = [costs.cost(sample) for sample in samples]
     return frame.set_index(["example", "repeat", "batch_size"])
 
