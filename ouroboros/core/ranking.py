@@ -1,7 +1,7 @@
 """The best tokens of rows of logits on a CPU, compiled with numba.
 
-Logits are read once, row by row, without temporary copies of all rows: in torch these take as long
-as a call of a small draft model. Scores are compared by their bits, as integers, which vectorises
+Logits are read row by row, without temporary copies of all rows: in torch these take as long as a
+call of a small draft model. Scores are compared by their bits, as integers, which vectorises
 and orders NaN above all numbers. When sampling, a score includes Gumbel noise. Its logarithms are
 computed only for tokens that a cheap upper bound of their noise lets be among the best.
 """
@@ -23,7 +23,7 @@ from ouroboros.core.noise import GOLDEN, gumbel_of, hash_bits, position_key
 
 SOURCE = Path(__file__)
 CACHE = cache_folder([SOURCE, noise.SOURCE])
-BLOCK = 128  # columns whose highest score is remembered together
+BLOCK = 128  # columns; the highest score of each block is stored
 LOWEST = np.int32(-(2**31))
 INFINITY = np.int32(0x7F800000)  # the bits of infinity; those of NaN are larger
 TYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -63,7 +63,7 @@ _sum_exp = jit(_sum_exp, "reassoc", "contract")
 
 @jit
 def _bits(words, at):
-    """Return the bits of a float32, given as such or as those of a bfloat16."""
+    """Return the float32 bits of a logit that is stored as float32 or bfloat16."""
     word = np.int32(words[at])
     return np.int32(word << np.int32(16)) if words.itemsize == 2 else word
 
@@ -131,8 +131,8 @@ def _rank(words, temperature, seed, positions, ids, out):
     / temperature, plus the noise of `seed` and the row's position (`positions` empty: no noise).
     Column i is the token ids[i], without `ids` the token i.
 
-    Blocks of columns are searched in the order of their highest score, or bound of a score, until
-    no other block can have one of the best."""
+    Searches blocks of columns in descending order of their highest score (with noise, of its upper
+    bound), until no remaining block can contain one of the best."""
     rows, vocab = words.shape
     last, shares, noisy = out.shape[2] - 1, out.shape[1] > 2, len(positions) > 0
     best_keys = np.empty(out.shape[2], np.int32)
@@ -166,7 +166,7 @@ def _rank(words, temperature, seed, positions, ids, out):
             while maxima[block] != best:
                 block += 1
             start = block * BLOCK
-            # the other columns have no larger bound, and no equal one that is lower
+            # no remaining column can rank before the last one kept
             if found > last and not _before(best, start, best_keys[last], out[row, 0, last]):
                 break
             maxima[block] = LOWEST
@@ -175,17 +175,15 @@ def _rank(words, temperature, seed, positions, ids, out):
                     score_bits[0] = _bits(own, at)
                 else:
                     score_bits[0] = bits[at] if noisy else read[at]
-                for exact in range(1 + noisy):
-                    if exact:
-                        token = ids[at] if len(ids) else at
-                        score[0] = values[at] + np.float32(gumbel_of(key, token))
-                    best = _key(score_bits[0])
-                    better = found <= last
-                    better |= _before(best, at, best_keys[last], out[row, 0, last])
-                    if not better:
-                        break
-                if not better:
+                best = _key(score_bits[0])
+                if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
                     continue
+                if noisy:
+                    token = ids[at] if len(ids) else at
+                    score[0] = values[at] + np.float32(gumbel_of(key, token))
+                    best = _key(score_bits[0])
+                    if found > last and not _before(best, at, best_keys[last], out[row, 0, last]):
+                        continue
                 place = min(found, last)
                 while place and _before(best, at, best_keys[place - 1], out[row, 0, place - 1]):
                     best_keys[place] = best_keys[place - 1]

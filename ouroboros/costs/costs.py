@@ -317,7 +317,7 @@ class CostModel:
         """Return a copy of the sample with predicted seconds.
 
         The first step includes the target's prefill, `prefill_ms`. The first step with a draft call
-        includes the draft's prefill: as measured (`reading_ms`), or else `prefill_ms` x
+        includes the draft's prefill: from `reading_ms` if measured, otherwise `prefill_ms` x
         `draft_ratio` x the share of the context that the draft read. Raises `ValueError` as
         `steps` does.
         """
@@ -330,8 +330,9 @@ class CostModel:
             verify += 0.0 if records else prefill_ms
             if unread and step.draft_calls:
                 unread, read = False, step.draft_caught_up + 1 if step.draft_caught_up else context
-                if costs.reading_ms:
-                    drafting += costs.draft_reading_ms(read, context)
+                if costs.reading_ms and costs.draft is not None:  # the first call included
+                    reading = costs.draft_reading_ms(read, context)
+                    drafting += max(0.0, reading - costs.draft.call_ms(1, context))
                 else:
                     drafting += prefill_ms * (costs.draft_ratio(context) or 0.0) * read / context
             times = {"draft_s": drafting / 1e3, "verify_s": verify / 1e3, "host_s": host_ms / 1e3}

@@ -211,7 +211,7 @@ def _products_added(builder, pairs, sums: list) -> list:
 
 
 def _multiplier(fetch: int):
-    """Return a `multiply_block` that prefetches `fetch` cache lines (64 bytes each) per step."""
+    """Return a `multiply_block` that prefetches `fetch` cache lines per step."""
 
     @intrinsic
     def multiply_block(context, like, rows, stride, count, weight, sums, steps, more, ahead):
@@ -404,20 +404,20 @@ multiply_tile, multiply_tile_more = _tiler(False), _tiler(True)
 
 
 @generated
-def multiply_two_tiles(builder, rows, below, stride, weight, sums, lower, row, steps):
-    """Do `multiply_tile` for two tiles of rows, at the addresses `rows` and `below`; write their
-    products to `sums` and `lower`. Each tile of the weight is loaded once, and prefetched a step
-    ahead.
+def multiply_two_tiles(builder, rows, rows_below, stride, weight, sums, sums_below, row, steps):
+    """Do `multiply_tile` for two tiles of rows, at the addresses `rows` and `rows_below`; write
+    their products to `sums` and `sums_below`. Each tile of the weight is loaded once, and
+    prefetched a step ahead.
 
-    Tiles 0 and 1 hold the upper rows' sums for 32 columns, 2 and 3 the lower rows', 4 and 5 the
-    rows, 6 and 7 the weight.
+    Tiles 0 and 1 hold the first rows' sums for 32 columns, 2 and 3 those of the rows below, 4 and
+    5 the rows, 6 and 7 the weight.
     """
     for half in range(2):
         for at in range(4):
             _amx(builder, "tilezero", BYTE(at))
 
         def add(step, _, half=half):
-            for at, start in ((4, rows), (5, below)):
+            for at, start in ((4, rows), (5, rows_below)):
                 _amx(builder, "tileloadd64", BYTE(at), _past(builder, start, step, 64), stride)
             line = _past(builder, weight, step, 64 * COLUMNS)
             if half == 0:
@@ -431,7 +431,7 @@ def multiply_two_tiles(builder, rows, below, stride, weight, sums, lower, row, s
 
         _repeated(builder, steps, [], add)
         for at in range(4):
-            place = builder.add(lower if at > 1 else sums, LONG(128 * half + 64 * (at % 2)))
+            place = builder.add(sums_below if at > 1 else sums, LONG(128 * half + 64 * (at % 2)))
             _amx(builder, "tilestored64", BYTE(at), place, row)
 
 

@@ -290,9 +290,9 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     """Do `_attend` for one key head with AMX: `queries` and `out` are [n, group, width], keys and
     values [slots, width].
 
-    All rows are multiplied by the keys of all slots; a row with tails then picks the products of
-    its slots. Values are shared by rows without tails, and up to the first tail by all rows; the
-    remaining ones are gathered for each row with tails. Sums are in the order of positions, in
+    All rows are scored against all slots; the scores of a row with tails are then moved into the
+    order of its positions. Rows share values up to the first tail, rows without tails all of them;
+    the remaining values of a row with tails are gathered. Sums are in the order of positions, in
     blocks that begin at multiples of 32.
     """
     n, group, width = queries.shape
@@ -323,7 +323,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     _score_tiles(keys[begin:last], packed, scratch, scores.ctypes.data, row)
     for query in range(n * group):
         r, own, to = query // group, scores[query], weights[query]
-        for at in range(straight[r], lengths[r]):  # tails are later slots, in ascending order
+        for at in range(max(straight[r], begin), lengths[r]):  # in place, since tails ascend
             own[at - begin] = own[tails[r, at - straight[r]] - begin]
         low = first[r] // BLOCK * BLOCK - begin
         high = (lengths[r] - begin + BLOCK - 1) // BLOCK * BLOCK
@@ -348,7 +348,7 @@ def _attend_by_tiles(queries, keys, values, first, lengths, straight, tails, sca
     for r in range(n):
         if straight[r] < lengths[r]:
             own = slots[shared - begin : lengths[r] - begin].copy()
-            for at in range(straight[r] - shared, len(own)):
+            for at in range(max(0, straight[r] - shared), len(own)):
                 own[at] = tails[r, at + shared - straight[r]]
             past = address + r * group * half + 2 * (shared - begin)
             part = sums[:, r * group : (r + 1) * group]
@@ -464,13 +464,13 @@ def _by_tiles(counter, width, rows, weight, bias, out):
     n, stride, most = len(out), 2 * width, 2 * TILE_ROWS
     steps, line = width // TILE_STEP, np.int64(4 * COLUMNS)
     configs = _tile_configs((n - 1) % TILE_ROWS + 1, 5)
-    if 0 < n % most > TILE_ROWS:  # the last two tiles: all rows, then the remaining ones
+    if n % most > TILE_ROWS:  # of the last two tiles, the first is whole
         configs[1] = configs[0]
         for tile in (2, 3, 5):
             configs[1, 48 + tile] = (n - 1) % TILE_ROWS + 1
     sums = np.empty((n, COLUMNS), np.float32)
     item = ops.next_item(counter)
-    ops.set_tiles(configs[int(n <= most and n % most > 0)].ctypes.data)
+    ops.set_tiles(configs[int(n <= most)].ctypes.data)
     while item * COLUMNS < out.shape[1]:
         block = weight + item * COLUMNS * stride
         for row in range(0, n, most):
@@ -478,8 +478,8 @@ def _by_tiles(counter, width, rows, weight, bias, out):
                 ops.set_tiles(configs[int(row + most > n)].ctypes.data)
             own, to = rows + row * stride, sums[row:].ctypes.data
             if n - row > TILE_ROWS:
-                below, lower = own + TILE_ROWS * stride, to + TILE_ROWS * line
-                ops.multiply_two_tiles(own, below, stride, block, to, lower, line, steps)
+                rows_below, sums_below = own + TILE_ROWS * stride, to + TILE_ROWS * line
+                ops.multiply_two_tiles(own, rows_below, stride, block, to, sums_below, line, steps)
             else:
                 ops.multiply_tile(own, stride, block, to, line, steps)
         _write_products(sums, bias, item * COLUMNS, out)

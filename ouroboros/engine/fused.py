@@ -89,8 +89,8 @@ class Fused(Eager):
             for at, own in enumerate(layers)
         ]
         self.table = np.array(rows, dtype=np.int64)
+        # one buffer for all calls: new memory would first be cleared by the system
         self.logits = self.cos.new_empty(MOST, self.head.shape[0], dtype=info.dtype)
-        self.views: dict[int, torch.Tensor] = {}  # of the first rows of `logits`
 
     def call(self, parts: Sequence[Part], token: torch.Tensor | None = None) -> list[torch.Tensor]:
         """See `Eager.call`. Inputs are prepared in NumPy, which takes less time than torch. More
@@ -110,10 +110,10 @@ class Fused(Eager):
         fed, wanted, reach = np.array(ids), np.array(kept), Reach.joined(reaches)
         places = positions[0] if len(parts) == 1 else np.concatenate(positions)
         self._extend_angles(int(places.max()))
-        found = list[torch.Tensor]()
+        found, whole = list[torch.Tensor](), len(ids) <= MOST
         for start in range(0, len(ids), MOST):
             rows, inside = slice(start, min(start + MOST, len(ids))), wanted
-            if len(ids) > MOST:
+            if not whole:
                 inside = wanted[(start <= wanted) & (wanted < rows.stop)] - start
             sequences = [
                 [
@@ -124,9 +124,9 @@ class Fused(Eager):
                 for first, (slots, layout) in zip(starts, parts, strict=True)
                 if first < rows.stop and first + layout.fed > start
             ]
-            own = reach if len(ids) <= MOST else reach.of_rows(rows)
+            own = reach if whole else reach.of_rows(rows)
             logits = self._by_kernel(fed[rows], places[rows], sequences, own, inside)
-            found.append(logits if len(ids) <= MOST else logits.clone())
+            found.append(logits if whole else logits.clone())
         logits = found[0] if len(found) == 1 else torch.cat(found)
         return [logits] if len(parts) == 1 else list(logits.split([len(p.rows) for _, p in parts]))
 
@@ -144,8 +144,7 @@ class Fused(Eager):
         the addresses of its keys and values."""
         table, head, shape = self.table, self.head, self.info.layers[0]
         cached, tails = np.array(sequences), reach.tails
-        if (logits := self.views.get(len(kept))) is None:
-            self.views[len(kept)] = logits = self.logits[: len(kept)]
+        logits = self.logits[: len(kept)]
         # two integers for each stage of the kernel (see its `_wait`): nine a layer, three more
         counters, threads = np.zeros(18 * len(table) + 6, dtype=np.int64), torch.get_num_threads()
         kernels(self.info.dtype).decode(

@@ -1,7 +1,9 @@
 """Fused calls give the logits of the modules, which are called if kernels do not apply."""
 
 import copy
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from ouroboros.baselines import Greedy
 from tiny import build, llama, mostly_slow, prompt_of, random_tree
 from torch import nn
 
-from ouroboros import CachedModel, decode
+from ouroboros import CachedModel, TokenTree, decode
 from ouroboros.engine import fused, prepack
 from ouroboros.engine.cache import logit_error, tolerance
 from ouroboros.engine.fused import Fused
@@ -52,6 +54,19 @@ def test_kernels_give_the_logits_of_the_modules_and_the_same_bits_in_joint_calls
         assert logit_error(own.double(), expected.double()) < tolerance(dtype)
     for own, other in zip(found[: len(calls)], found[len(calls) :], strict=True):
         assert torch.equal(own, other)
+
+
+def test_an_engine_is_freed_with_its_model():
+    (ours, _), text = both("llama"), prompt_of(3)
+    ours.score(ours.new_sequence(), text, TokenTree.chain(text[-1], ()))
+    gone = weakref.ref(ours.engine)
+    gc.collect()
+    gc.disable()
+    try:
+        del ours
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", mostly_slow(LIKE_LLAMA, quick=["qwen3"]))

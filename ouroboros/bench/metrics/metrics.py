@@ -281,8 +281,8 @@ METRICS = Registry(
            **TIME),
     Metric("predicted_share", "predicted/measured",
            lambda samples: ratio(samples.predicted_decode_s, samples.decode_s),
-           "Predicted seconds after the first step / measured ones: how well counts and the costs "
-           "of calls (with the measured host time, if they have none) explain the times.",
+           "Predicted / measured seconds after the first step. If the costs have no host time, the "
+           "prediction uses the measured one.",
            timed=True, priced=True, tables="time"),
     Metric("median_ttft_ms", "TTFT p50 (ms)",
            lambda samples: 1e3 * samples.ttft_s.quantile(0.5),
