@@ -13,7 +13,7 @@ from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.metrics.metrics import repetition, score_intervals
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.run import draft_cost
-from ouroboros.costs import Costs, Surface
+from ouroboros.costs import CostModel, Costs, Surface
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -107,6 +107,14 @@ def test_times_and_throughput():
     assert measure(both, wanted) == pytest.approx(wanted)
     assert measure([], wanted) == dict.fromkeys(wanted)
     assert METRICS["tpot_ms"]([sample("a", "x", [step(3, 3)])]) is None
+
+
+def test_predicted_and_measured_seconds_are_compared_without_the_first_step():
+    """With the costs' host time, or else the measured one."""
+    one = sample("a", "x", [step(0, 0, times=(0, 1, 0.25))] * 3, wall_s=5.0, ttft_s=3.0)
+    for host_ms, each in (({}, 0.01 + 0.25), ({"": 30.0}, 0.01 + 0.03)):
+        costs = CostModel(Costs(Surface.flat({1: 10.0}), host_ms=host_ms, prefill_ms=90.0))
+        assert METRICS["predicted_share"]([one], costs=costs) == pytest.approx(2 * each / 2.0)
 
 
 def test_calls_are_weighed_by_the_pairs_draft_cost_and_by_forwards():
