@@ -48,7 +48,8 @@ def ranking(draft: TokenTree, vocab: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def drafts(grown: TreeGrower, text: list[int], depth: int = 20, draft_depth: int = 20, vocab=12):
     """Begin a step, and yield each tree that the draft model scores in it."""
-    draft = grown.begin(text, depth, draft_depth)
+    grown.begin(text, depth, draft_depth)
+    draft = grown.draft_tree()
     while draft:
         yield draft
         draft = grown.add_rankings(*ranking(draft, vocab))

@@ -112,7 +112,7 @@ class Ouroboros:
         self._times = StepTimes() if adapt else None
         self._arms, self._arm = Arms(), Arm.PLAIN
         self._ranking = TopKRecorder(argmax, RANKS)
-        self._tables: list[list[float]] = []  # costs at load for the sequence's length
+        self._tables: list[np.ndarray] = []  # costs at load for the sequence's length
         self._tables_until = 0  # longest sequence for which `_tables` hold
         states = self.grower.states
         self._outcomes = {  # views of the grower's record, which are faster than names
@@ -177,12 +177,11 @@ class Ouroboros:
             return TokenTree.chain(tokens[-1], ())
         self._arm, self.drafting_ms = arm, 0.0
         room = draft.room(sequence, tokens) if arm == Arm.DRAFT and draft and sequence else -1
-        tree = grower.begin(tokens, budget - 1, room)
-        if tree is not None:
+        if grower.begin(tokens, budget - 1, room):
             self._planned += 1
             if not self._reading_pays(tokens, budget):
                 grower.decline()
-                tree = None
+        tree = grower.draft_tree()
         while tree is not None:
             assert draft is not None and sequence is not None
             if shared and not (yield Bid(share_draft_call, self, True)):
@@ -293,7 +292,7 @@ def costs_or_default(costs: str | Costs | None, draft: CachedModel | None) -> Co
     return costs if isinstance(costs, Costs) else Costs.load(costs)
 
 
-def cost_table(surface: Surface, context: float) -> list[float]:
+def cost_table(surface: Surface, context: float) -> np.ndarray:
     """Return the milliseconds of calls of 1, 2, ... nodes, up to the largest known size. A context
     beyond the longest known one counts as the longest. Calls that were measured while other
     programs ran may be off by more than a node costs. So a call counts as at most DIP times a
@@ -306,4 +305,4 @@ def cost_table(surface: Surface, context: float) -> list[float]:
         each = (ms[-1] - ms[SMALL]) / (largest - SMALL - 1)
         for at in range(SMALL - 1, -1, -1):
             ms[at] = max(ms[at], ms[at + 1] - max(each, RISE * ms[at + 1]))
-    return ms.tolist()
+    return ms

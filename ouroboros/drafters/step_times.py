@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ouroboros.core.trace import StepRecord
@@ -14,7 +12,7 @@ TIE = 0.003  # how strongly the price of nodes follows the price of calls, while
 PRIOR = 2.0  # steps for which assumptions count
 CLIP, UNCLIPPED = 1.3, 3  # after UNCLIPPED steps, a time counts as at most CLIP times the expected
 # one, because programs interrupt each other
-REFRESH = 8  # steps between two corrections
+REFRESH, LATER, SETTLED = 8, 32, 256  # steps between two corrections: at first, after SETTLED steps
 PLAIN_MS, TEXT_MS, CALL_MS = 0.2, 0.4, 0.1  # assumed host times: of a plain step, of one that
 # drafts from the text, and of a draft call
 
@@ -43,11 +41,11 @@ class CallTimes:
         call = scale * (d * times - b * self._products)
         return max(call, 0.0), max(scale * (a * self._products - b * times), 0.0)
 
-    def observe(self, ms: float, table: Sequence[float], nodes: int) -> None:
+    def observe(self, ms: float, table: np.ndarray, nodes: int) -> None:
         """Learn from a call of `nodes` nodes that took `ms`; `table` has the milliseconds of calls
         of 1, 2, ... nodes at load."""
-        more = table[min(nodes, len(table)) - 1] / table[0] - 1.0
-        measured = ms / table[0]
+        one = table.item(0)  # a float, which is faster than `table[0]`
+        more, measured = table.item(min(nodes, len(table)) - 1) / one - 1.0, ms / one
         if self._count >= UNCLIPPED:
             call, node = self.factors()
             measured = min(measured, CLIP * (call + node * more))
@@ -58,10 +56,10 @@ class CallTimes:
         self._times = DECAY * self._times + measured
         self._products = DECAY * self._products + measured * more
 
-    def corrected(self, table: Sequence[float]) -> np.ndarray:
+    def corrected(self, table: np.ndarray) -> np.ndarray:
         """Return the corrected milliseconds of calls of 1, 2, ... nodes."""
         call, node = self.factors()
-        return call * table[0] + node * (np.array(table) - table[0])
+        return node * table + (call - node) * table.item(0)
 
 
 class Mean:
@@ -84,21 +82,22 @@ class StepTimes:
         self.draft = CallTimes(like=self.target)
         self.plain_ms, self.text_ms, self.call_ms = Mean(PLAIN_MS), Mean(TEXT_MS), Mean(CALL_MS)
         self.steps = 0
-        self._queued: list[tuple[StepRecord, Sequence[float], Sequence[float]]] = []
+        self._queued: list[tuple[StepRecord, np.ndarray, np.ndarray]] = []
 
     @property
     def due(self) -> bool:
         """Whether the corrections should be applied again: often at first."""
-        return self.steps % REFRESH == 0 or self.steps < REFRESH
+        refresh = REFRESH if self.steps < SETTLED else LATER
+        return self.steps % refresh == 0 or self.steps < REFRESH
 
-    def observe(self, step: StepRecord, target: Sequence[float], draft: Sequence[float]) -> None:
+    def observe(self, step: StepRecord, target: np.ndarray, draft: np.ndarray) -> None:
         """Queue a step for the next `corrected`, with the milliseconds at load of target and draft
         calls of 1, 2, ... nodes. A sequence's first step, which includes the prefill, must be left
         out."""
         self.steps += 1
         self._queued.append((step, target, draft))  # a call leaves cold caches: learn from many
 
-    def _learn(self, step: StepRecord, target: Sequence[float], draft: Sequence[float]) -> None:
+    def _learn(self, step: StepRecord, target: np.ndarray, draft: np.ndarray) -> None:
         self.target.observe(1e3 * step.verify_s, target, step.scored)
         host_ms, calls = 1e3 * max(step.host_s, 0.0), step.draft_calls
         if not calls:
@@ -108,16 +107,14 @@ class StepTimes:
             fed = round((step.draft_scored + step.draft_caught_up) / calls)
             self.draft.observe(1e3 * step.draft_s / calls, draft, max(1, fed))
 
-    def corrected(
-        self, target: Sequence[float], draft: Sequence[float]
-    ) -> tuple[list[float], list[float]]:
+    def corrected(self, target: np.ndarray, draft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Learn from the queued steps. Return the milliseconds of steps by the nodes of their
         target call, 1, 2, ..., host time included, and those that a draft call of 1, 2, ... nodes
         adds to a step."""
         for queued in self._queued:
             self._learn(*queued)
         self._queued.clear()
-        host = np.full(len(target), self.text_ms.value)
-        host[0] = self.plain_ms.value
-        steps = self.target.corrected(target) + host
-        return steps.tolist(), (self.draft.corrected(draft) + self.call_ms.value).tolist()
+        calls = self.target.corrected(target)
+        steps = calls + self.text_ms.value
+        steps[0] = calls[0] + self.plain_ms.value
+        return steps, self.draft.corrected(draft) + self.call_ms.value

@@ -7,7 +7,6 @@ limited to RING.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -26,6 +25,7 @@ NO_RANKINGS = (
     np.empty((0, state.RUNNERS), np.int32),
     np.empty((0, state.RUNNERS), np.float32),
 )
+NOT_PADDED = list(range(state.SIZES))
 PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this x the smaller
 
 SOURCES = tuple(
@@ -62,6 +62,7 @@ class TreeGrower:
         self.states = new_state()
         s = self.state = self.states[0]
         s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes
+        self._max_nodes = max_nodes
         s.recycle, s.judge = int(recycle), int(judge)
         self._recycle = recycle
         self._rankings = NO_RANKINGS
@@ -71,6 +72,7 @@ class TreeGrower:
         # views of the record's arrays, since `s.name` takes 3 us (`self.states["name"]` 0.1 us)
         self._draft = s.draft_token, s.draft_parent, s.draft_depth
         self._out = s.out_token, s.out_parent, s.out_depth
+        self._costs = s.verify_cost, s.draft_cost
         self._kind, self._prob, self._likely = s.out_kind, s.out_prob, s.likely
         self._order, self._row = s.order, s.draft_row
         self._unlearned: Sequence[int] = ()
@@ -110,33 +112,30 @@ class TreeGrower:
         clearly less than a smaller one, trees are padded to the larger size. A draft call is
         assumed to cost at most as much as any larger one.
         """
-        s = self.state
-        nodes = np.arange(1, state.SIZES)
-        costs = np.array([math.inf, *verify], float) / verify[0]
-        self._padded = list(range(state.SIZES))
-        for size in range(min(len(verify), int(s.max_nodes)) - 1, 0, -1):
-            larger = self._padded[size + 1]
-            if costs[larger] < PADDING_GAIN * costs[size]:
-                self._padded[size], costs[size] = larger, costs[larger]
-        s.verify_cost[1:] = costs[np.minimum(nodes, len(verify))]
-        least = np.minimum.accumulate(np.array(call, float)[::-1])[::-1]
-        s.draft_cost[1:] = least[np.minimum(nodes, len(call)) - 1] / verify[0]
-        most = max(2, min(s.max_nodes, state.SIZES - 1))
-        s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
+        costs = np.asarray(verify, float) / verify[0]  # costs[i]: of i + 1 nodes
+        most = min(len(costs), self._max_nodes)
+        self._padded = NOT_PADDED
+        if (costs[: most - 1] > costs[1:most]).any():
+            self._padded = list(NOT_PADDED)
+            for size in range(most - 1, 0, -1):
+                larger = self._padded[size + 1]
+                if costs[larger - 1] < PADDING_GAIN * costs[size - 1]:
+                    self._padded[size], costs[size - 1] = larger, costs[larger - 1]
+        least = np.minimum.accumulate(np.asarray(call, float)[::-1])[::-1] / verify[0]
+        for table, known in zip(self._costs, (costs, least), strict=True):
+            table[1 : len(known) + 1], table[len(known) + 1 :] = known, known[-1]
+        most = max(2, min(self._max_nodes, state.SIZES - 1))
+        known = self._costs[0]
+        self.states["node_cost"][0] = (known[most] - known[1]) / (most - 1)
 
     @property
     def tokens_per_cost(self) -> float:
         """The new tokens of this sequence so far per unit of cost, a target call of one node."""
         return float(self.states["tokens"][0] / self.states["cost"][0])
 
-    def begin(
-        self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
-    ) -> TokenTree | None:
-        """Begin a step on `tokens`, which must extend those of the last step. `max_depth` and
-        `max_draft_depth`: see `grow.begin`.
-
-        Return the tree for the draft model to score, or None if no draft call pays. Pass the
-        draft's ranking after `logit_nodes` to `add_rankings`; other nodes were scored before.
+    def begin(self, tokens: Sequence[int], max_depth: int, max_draft_depth: int) -> bool:
+        """Begin a step on `tokens`, which must extend those of the last step; return whether a
+        draft call pays (on the `draft_tree`). `max_depth` and `max_draft_depth`: see `grow.begin`.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -145,30 +144,32 @@ class TreeGrower:
             self._unlearned = ()
         self._known += len(new)
         self._reserve(self._start + self._known, max(new))
-        self._drafted = 0
         depth = min(max_depth, state.NODES - 2)
-        count = grow.begin(
+        self._drafted = grow.begin(
             self.states, self.memory, np.array(new, np.int64), depth, max_draft_depth
         )
-        return self._draft_tree(count)
+        return self._drafted > 0
 
     def add_rankings(
         self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray
     ) -> TokenTree | None:
         """Store the draft model's best tokens after each of the tree's `logit_nodes`, with their
-        scores and probabilities (see `Ranked`), [nodes, ranks] each; return the next tree to score,
-        or None. Raises `ValueError` for more than RANKS ranks."""
+        scores and probabilities (see `Ranked`), [nodes, ranks] each; return the next `draft_tree`.
+        Raises `ValueError` for more than RANKS ranks."""
         if ids.shape[1] > state.RANKS:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {state.RANKS}")
         self._reserve(0, int(ids.max()))
         reals = (np.ascontiguousarray(values, np.float64) for values in (scores, shares))
         ranked = np.ascontiguousarray(ids, np.int64), *reals
-        return self._draft_tree(grow.add_rankings(self.states, self.memory, *ranked))
+        self._drafted += grow.add_rankings(self.states, self.memory, *ranked)
+        return self.draft_tree()
 
-    def _draft_tree(self, count: int) -> TokenTree | None:
+    def draft_tree(self) -> TokenTree | None:
+        """Return the tree for the draft model to score, or None if no further draft call pays. Pass
+        its ranking after `logit_nodes` to `add_rankings`; it has scored the other nodes before."""
+        size, count = self._drafted, self.states["pending"].item()
         if not count:
             return None
-        self._drafted = size = self._drafted + count
         return TokenTree.from_nodes(
             *_first(size, self._draft), logit_nodes=range(size - count, size)
         )

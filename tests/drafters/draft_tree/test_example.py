@@ -48,7 +48,7 @@ def test_a_step_by_hand():
     grower.set_costs(verify=[1.0], call=[1.0])  # verifying four nodes costs no more than one
     grower.start()
     no_draft_model = -1
-    assert grower.begin([A, B, C, A, B, D, A, B], 10, no_draft_model) is None
+    assert not grower.begin([A, B, C, A, B, D, A, B], 10, no_draft_model)
 
     proposal = grower.proposal()
     assert proposal.tokens == (B, D, C, A)

@@ -150,7 +150,7 @@ def test_no_call_for_nodes_that_cost_too_much_to_verify():
     for steep, called in ((0.0, True), (9.0, False)):
         grown = growth()
         grown.set_costs([1 + steep * n for n in range(64)], [0.05])
-        assert (grown.begin(TEXT[:200], 20, 20) is not None) == called
+        assert grown.begin(TEXT[:200], 20, 20) == called
 
 
 def test_estimates_are_trusted_by_the_outcome_of_earlier_trees():
@@ -205,8 +205,9 @@ def test_no_node_is_scored_or_proposed_beyond_the_room(max_depth, draft_depth, d
 def test_only_a_judge_scores_nodes_that_have_phrases():
     for judge in (True, False):
         grown = growth(judge=judge, call=0.001)
-        assert (grown.begin(list(range(12)) * 20, 20, 20) is not None) == judge
-    assert len(growth(call=0.02, draft_nodes=1).begin(TEXT[:1], 20, 20)) == 1
+        assert grown.begin(list(range(12)) * 20, 20, 20) == judge
+    grown = growth(call=0.02, draft_nodes=1)
+    assert grown.begin(TEXT[:1], 20, 20) and len(grown.draft_tree()) == 1
 
 
 @pytest.mark.parametrize("match", [1, 3])
@@ -261,7 +262,7 @@ def test_the_text_alone_is_compared_only_where_the_draft_was_called():
     text = [*range(1, 9)] * 4
     for call, declined in ((9.0, False), (0.0001, True)):
         grown = growth(vocab=12, call=call)
-        assert (grown.begin(text, 10, 10) is not None) == declined
+        assert grown.begin(text, 10, 10) == declined
         if declined:
             grown.decline()
         grown.begin([*text, 1, 11], 10, 10)
