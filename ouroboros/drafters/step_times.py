@@ -12,7 +12,7 @@ TIE = 0.003  # how strongly the price of nodes follows the price of calls, while
 PRIOR = 2.0  # steps for which assumptions count
 CLIP, UNCLIPPED = 1.3, 3  # after UNCLIPPED steps, a time counts as at most CLIP times the expected
 # one, because programs interrupt each other
-REFRESH, LATER, SETTLED = 8, 32, 256  # steps between two corrections: at first, after SETTLED steps
+REFRESH = 8  # steps between two corrections
 PLAIN_MS, TEXT_MS, CALL_MS = 0.2, 0.4, 0.1  # assumed host times: of a plain step, of one that
 # drafts from the text, and of a draft call
 
@@ -87,8 +87,7 @@ class StepTimes:
     @property
     def due(self) -> bool:
         """Whether the corrections should be applied again: often at first."""
-        refresh = REFRESH if self.steps < SETTLED else LATER
-        return self.steps % refresh == 0 or self.steps < REFRESH
+        return self.steps % REFRESH == 0 or self.steps < REFRESH
 
     def observe(self, step: StepRecord, target: np.ndarray, draft: np.ndarray) -> None:
         """Queue a step for the next `corrected`, with the milliseconds at load of target and draft

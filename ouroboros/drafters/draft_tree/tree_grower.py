@@ -123,10 +123,10 @@ class TreeGrower:
                     self._padded[size], costs[size - 1] = larger, costs[larger - 1]
         least = np.minimum.accumulate(np.asarray(call, float)[::-1])[::-1] / verify[0]
         for table, known in zip(self._costs, (costs, least), strict=True):
-            table[1 : len(known) + 1], table[len(known) + 1 :] = known, known[-1]
-        most = max(2, min(self._max_nodes, state.SIZES - 1))
-        known = self._costs[0]
-        self.states["node_cost"][0] = (known[most] - known[1]) / (most - 1)
+            table[1:] = known[-1]
+            table[1 : len(known) + 1] = known[: state.SIZES - 1]
+        verify_cost, largest = self._costs[0], max(2, min(self._max_nodes, state.SIZES - 1))
+        self.states["node_cost"][0] = (verify_cost[largest] - verify_cost[1]) / (largest - 1)
 
     @property
     def tokens_per_cost(self) -> float:
@@ -135,7 +135,7 @@ class TreeGrower:
 
     def begin(self, tokens: Sequence[int], max_depth: int, max_draft_depth: int) -> bool:
         """Begin a step on `tokens`, which must extend those of the last step; return whether a
-        draft call pays (on the `draft_tree`). `max_depth` and `max_draft_depth`: see `grow.begin`.
+        draft call on the `draft_tree` pays. `max_depth` and `max_draft_depth`: see `grow.begin`.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -166,7 +166,7 @@ class TreeGrower:
 
     def draft_tree(self) -> TokenTree | None:
         """Return the tree for the draft model to score, or None if no further draft call pays. Pass
-        its ranking after `logit_nodes` to `add_rankings`; it has scored the other nodes before."""
+        its ranking after `logit_nodes` to `add_rankings`; the other nodes were scored before."""
         size, count = self._drafted, self.states["pending"].item()
         if not count:
             return None
@@ -180,7 +180,7 @@ class TreeGrower:
         self.states["cost"][0] += 1
 
     def decline(self) -> None:
-        """Cancel the draft call on the tree that `begin` or `add_rankings` returned."""
+        """Cancel the planned draft call, on the `draft_tree`."""
         grow.decline(self.states)
         self._drafted = self.states["drafted"].item()
 
