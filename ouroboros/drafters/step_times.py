@@ -44,8 +44,9 @@ class CallTimes:
     def observe(self, ms: float, table: np.ndarray, nodes: int) -> None:
         """Learn from a call of `nodes` nodes that took `ms`; `table` has the milliseconds of calls
         of 1, 2, ... nodes at load."""
-        one = table.item(0)  # a float, which is faster than `table[0]`
-        more, measured = table.item(min(nodes, len(table)) - 1) / one - 1.0, ms / one
+        single_ms = table.item(0)  # a float, which is faster than `table[0]`
+        more = table.item(min(nodes, len(table)) - 1) / single_ms - 1.0
+        measured = ms / single_ms
         if self._count >= UNCLIPPED:
             call, node = self.factors()
             measured = min(measured, CLIP * (call + node * more))

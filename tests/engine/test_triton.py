@@ -34,7 +34,8 @@ BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multip
 
 
 @pytest.mark.skipif(
-    not INTERPRETER or ON_GPU, reason="needs no GPU, and Triton with a numpy that its version knows"
+    not INTERPRETER or ON_GPU,
+    reason="needs Triton and no GPU; Triton 3.6's interpreter also needs a numpy below 2.4",
 )
 @pytest.mark.parametrize("which", mostly_slow(["not slow", "slow"], quick=["not slow"]))
 def test_the_kernels_in_tritons_interpreter(which):

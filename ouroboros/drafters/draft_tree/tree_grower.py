@@ -121,8 +121,8 @@ class TreeGrower:
                 larger = self._padded[size + 1]
                 if costs[larger - 1] < PADDING_GAIN * costs[size - 1]:
                     self._padded[size], costs[size - 1] = larger, costs[larger - 1]
-        least = np.minimum.accumulate(np.asarray(call, float)[::-1])[::-1] / verify[0]
-        for table, known in zip(self._costs, (costs, least), strict=True):
+        draft_costs = np.minimum.accumulate(np.asarray(call, float)[::-1])[::-1] / verify[0]
+        for table, known in zip(self._costs, (costs, draft_costs), strict=True):
             table[1:] = known[-1]
             table[1 : len(known) + 1] = known[: state.SIZES - 1]
         verify_cost, largest = self._costs[0], max(2, min(self._max_nodes, state.SIZES - 1))

@@ -153,6 +153,14 @@ def test_no_call_for_nodes_that_cost_too_much_to_verify():
         assert grown.begin(TEXT[:200], 20, 20) == called
 
 
+def test_the_last_cost_applies_to_larger_calls():
+    grown = growth(max_nodes=3)
+    grown.set_costs([2.0, 3.0], [1.0])
+    s = grown.state
+    assert s.verify_cost[1:5].tolist() == [1.0, 1.5, 1.5, 1.5] and s.node_cost == 0.25
+    assert s.draft_cost[1:4].tolist() == [0.5, 0.5, 0.5]
+
+
 def test_estimates_are_trusted_by_the_outcome_of_earlier_trees():
     sizes = []
     for accepted in (9.0, 5.0, 2.0, 0.0):
